@@ -1,0 +1,130 @@
+"""Dead letters as a query (D3): rows by filter, in pages, within a scan budget. Never called by the fold."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from holdfast.client.protocol import columns as batches
+from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.queries import DeadLetters
+from holdfast.client.protocol.replies import DeadListed
+from holdfast.client.protocol.replies import DeadRow as DeadReply
+from holdfast.client.protocol.values import Columns
+from holdfast.storage import filters
+from holdfast.storage.rows import CAUSES, DEAD_MOVE_FAILED, DeadRow, GroupRow, QueueRow, unpack_dead
+from holdfast.storage.state import View
+from holdfast.storage.tables import Table, k1, k2, u2
+
+
+def select(view: View, queue: QueueRow, chosen: Sequence[GroupRow], query: DeadLetters) -> DeadListed:
+    """Matching rows in the order (group's age, version); `after` is the token of the page before."""
+    where = filters.parse(query.where) if query.where.strip() else None
+    rows: list[DeadReply] = []
+    matched = scanned = 0
+    for group, row, version in _walk(view, chosen, _start(query.after)):
+        if scanned >= query.scan or (not query.count_only and len(rows) >= query.limit):
+            token = k2(group.gid, version)
+            return DeadListed(rows=tuple(rows), matched=matched, scanned=scanned, next_token=token)
+        scanned += 1
+        columns, body = view.content(queue.q, version, row.blob)
+        fields = _Fields(group, row, version, columns, body)
+        if where is None or where.matches(fields):
+            matched += 1
+            if not query.count_only:
+                rows.append(_reply(fields))
+    return DeadListed(rows=tuple(rows), matched=matched, scanned=scanned, next_token=b"")
+
+
+def _start(token: bytes) -> tuple[int, int]:
+    if not token:
+        return 0, 0
+    if len(token) != 16:
+        raise BadValue(field="after", problem="is no token of a former page")
+    gid, version = u2(token)
+    return gid, version
+
+
+def _walk(view: View, chosen: Sequence[GroupRow], start: tuple[int, int]) -> Iterator[tuple[GroupRow, DeadRow, int]]:
+    for group in chosen:
+        if group.gid < start[0]:
+            continue
+        low = start[1] if group.gid == start[0] else 0
+        before = view.txn.last(Table.DEAD, k1(group.gid), k2(group.gid, low))
+        rows = [before[1]] if before is not None else []
+        yield from _versions(group, rows, low)
+        yield from _versions(
+            group, (data for _, data in view.txn.scan(Table.DEAD, k2(group.gid, low), k1(group.gid + 1))), low
+        )
+
+
+def _versions(group: GroupRow, rows: Any, low: int) -> Iterator[tuple[GroupRow, DeadRow, int]]:
+    for data in rows:
+        row = unpack_dead(data)
+        for version in range(max(row.span.lo, low), row.span.hi + 1):
+            yield group, row, version
+
+
+class _Fields:
+    """One death by the names of the filter language; only what is asked for is decoded."""
+
+    def __init__(self, group: GroupRow, row: DeadRow, version: int, columns: Columns, body: memoryview) -> None:
+        self._group, self._row, self._version = group, row, version
+        self._columns, self._body = columns, body
+        self._index = version - row.span.lo
+
+    def __getitem__(self, name: str) -> Any:
+        row, span, index = self._row, self._row.span, self._index
+        match name:
+            case "dead_seq":
+                return row.dead_seq + index
+            case "version":
+                return self._version
+            case "reason":
+                return CAUSES[row.cause]
+            case "attempts":
+                return span.attempts
+            case "delivery_count":
+                return span.count
+            case "last_error":
+                return span.error or None
+            case "first_delivered_ms":
+                return span.first_ms or None
+            case "last_delivered_ms":
+                return span.last_ms or None
+            case "died_ms":
+                return row.died
+            case "consumer_id":
+                return span.consumer or None
+            case "client_id":
+                return row.client
+            case "client_seq":
+                return row.first_seq + index
+            case "key":
+                return batches.key_of(self._columns, self._body, index).decode() or None
+            case "group":
+                return self._group.name
+            case "move_failed":
+                return bool(row.flags & DEAD_MOVE_FAILED)
+            case "payload_bytes":
+                begin, end = batches.bounds(self._columns, index)
+                return end - begin
+            case "headers":
+                return batches.decode_headers(batches.header_cell(self._columns, self._body, index))
+            case "origin_queue":
+                return self["headers"].get("holdfast-origin-queue")
+            case "origin_version":
+                text = self["headers"].get("holdfast-origin-version")
+                return int(text) if text is not None else None
+            case _:
+                raise KeyError(name)
+
+    def payload(self) -> bytes:
+        return batches.payload_of(self._columns, self._body, self._index)
+
+
+def _reply(fields: _Fields) -> DeadReply:
+    names = (
+        "group", "dead_seq", "version", "reason", "attempts", "delivery_count", "last_error", "first_delivered_ms",
+        "last_delivered_ms", "died_ms", "consumer_id", "client_id", "client_seq", "key", "move_failed",
+    )  # fmt: skip
+    values = {name: fields[name] for name in names}
+    return DeadReply(**values, headers=tuple(fields["headers"].items()), payload=fields.payload())

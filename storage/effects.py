@@ -1,0 +1,34 @@
+"""What apply asks of the leader. Losing an effect loses nothing: the state has it all (T3)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WakeConsumers:
+    """Something may be available now in this group."""
+
+    queue_id: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class TouchSoon:
+    """More is due in this queue than one command folds: propose a Touch."""
+
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReapSoon:
+    """Rows of deleted things are left to remove: keep entries coming."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndLeases:
+    """All leases of this group are over: nothing about them needs a timer."""
+
+    queue_id: int
+    group: str
+
+
+Effect = WakeConsumers | TouchSoon | ReapSoon | EndLeases

@@ -1,0 +1,138 @@
+"""Why is this not being delivered now (E1)? One reason, with its facts, from the state as it stands."""
+
+from holdfast.client.protocol.replies import Explained
+from holdfast.storage import dead, groups, leases, settled
+from holdfast.storage.rows import (
+    CAUSES,
+    LEASE_AUTO,
+    REDRIVEN,
+    WHYS,
+    GroupRow,
+    LeaseRow,
+    QueueRow,
+    unpack_batch,
+    unpack_lease,
+)
+from holdfast.storage.state import View
+from holdfast.storage.tables import Table, k1, k2, k3
+
+
+def version_reason(view: View, queue: QueueRow, group: GroupRow, version: int) -> Explained:
+    """The state of one version in one group. May look at every open lease of the group."""
+    if version > queue.tail:
+        return Explained(reason="not_produced")
+    why = settled.why_settled(view, group, version)
+    if why is not None and why != REDRIVEN:
+        return _settled(view, group, version, WHYS[why])
+    if version < group.start and why != REDRIVEN:
+        buried = dead.read_row(view, group, version) is not None
+        return _settled(view, group, version, "dead") if buried else Explained(reason="before_start")
+    waiting = groups.span_at(view, Table.WAIT, group.g, version)
+    if waiting is not None:
+        return Explained(reason="delayed", facts=(("until_ms", waiting[1]),))
+    if groups.span_at(view, Table.BACK, group.g, version) is not None:
+        return _available(view, queue, group, version)
+    batch = view.batch_at(queue.q, version)
+    if batch is not None and batch.due and leases.is_held(group, batch):
+        return Explained(reason="delayed", facts=(("until_ms", batch.due),))
+    if batch is not None and not batch.due and version >= group.cursor:
+        return _available(view, queue, group, version)
+    for lease_id, row in _open_leases(view, group):
+        if any(span.lo <= version <= span.hi for span in row.held):
+            return _leased(view, lease_id, row)
+    return Explained(reason="freed")
+
+
+def group_reason(view: View, queue: QueueRow, group: GroupRow) -> Explained:
+    """The first reason nothing is delivered to this group, or `empty`."""
+    lowest = lowest_available(view, queue, group)
+    if lowest is not None:
+        return _available(view, queue, group, lowest)
+    if group.in_flight:
+        found = view.txn.first(Table.LEASE_DUE, k1(group.g), k1(group.g + 1))
+        deadline = int.from_bytes(found[0][8:16], "big") if found is not None else 0
+        first = min(
+            (lease for lease in _open_leases(view, group) if lease[1].deadline == deadline), key=lambda lease: lease[0]
+        )
+        return _leased(view, *first)
+    if groups.delayed(group):
+        return Explained(reason="delayed", facts=(("until_ms", _earliest(view, queue, group)),))
+    return Explained(reason="empty")
+
+
+def lowest_available(view: View, queue: QueueRow, group: GroupRow) -> int | None:
+    """The version that a Lease would look at first."""
+    back = view.txn.first(Table.BACK, k1(group.g), k1(group.g + 1))
+    lowest = int.from_bytes(back[0][8:], "big") if back is not None else None
+    at = max(group.cursor, group.skip_to)
+    while at <= queue.tail and (lowest is None or at < lowest):
+        batch = view.next_batch(queue.q, at)
+        if batch is None:
+            break
+        if not batch.due:
+            parts = settled.unsettled(view, group, max(at, batch.first), batch.last)
+            if parts:
+                return parts[0][0] if lowest is None else min(lowest, parts[0][0])
+        at = batch.last + 1
+    return lowest
+
+
+def unsettled_ranges(view: View, group: GroupRow, lo: int, hi: int) -> list[tuple[int, int]]:
+    """What a group has not settled of lo … hi, redriven ones included."""
+    if lo > hi:
+        return []
+    parts = settled.unsettled(view, group, lo, hi)
+    if group.redriven:
+        for first, last, why in settled.overlapping(view, group, lo, hi):
+            if why == REDRIVEN:
+                parts.append((max(first, lo), min(last, hi)))
+    return sorted(parts)
+
+
+def _settled(view: View, group: GroupRow, version: int, why: str) -> Explained:
+    row = dead.read_row(view, group, version) if why == "dead" else None
+    if row is None:
+        return Explained(reason=why)
+    facts = (("dead_seq", row.dead_seq + version - row.span.lo), ("cause", CAUSES[row.cause]))
+    return Explained(reason=why, facts=facts)
+
+
+def _available(view: View, queue: QueueRow, group: GroupRow, version: int) -> Explained:
+    policy = groups.policy(queue, group)
+    if policy.max_in_flight is not None and group.in_flight >= policy.max_in_flight:
+        return Explained(reason="in_flight_limit", facts=(("limit", policy.max_in_flight),))
+    over = leases.cap_exceeded(view, group, policy)
+    if over is not None and version > group.settled_top:
+        return Explained(reason="hole_cap", facts=(("holes", over.holes), ("cap", over.cap)))
+    return Explained(reason="available")
+
+
+def _leased(view: View, lease_id: int, row: LeaseRow) -> Explained:
+    consumer = row.held[0].consumer if row.held else ""
+    until = row.deadline + view.meta.steps
+    return Explained(reason="leased", facts=(("lease_id", lease_id), ("consumer_id", consumer), ("until_ms", until)))
+
+
+def _open_leases(view: View, group: GroupRow) -> list[tuple[int, LeaseRow]]:
+    rows = view.txn.scan(Table.LEASE, k1(group.g), k1(group.g + 1))
+    found = [(int.from_bytes(key[8:], "big"), unpack_lease(data)) for key, data in rows]
+    return [(lease_id, row) for lease_id, row in found if not row.flags & LEASE_AUTO]
+
+
+def _earliest(view: View, queue: QueueRow, group: GroupRow) -> int:
+    """When the first delayed version of the group comes."""
+    times = []
+    waiting = view.txn.first(Table.WAIT_DUE, k1(group.g), k1(group.g + 1))
+    if waiting is not None:
+        times.append(int.from_bytes(waiting[0][8:16], "big"))
+    low = k3(queue.q, group.sched_time, group.sched_version + 1)
+    for key, _ in view.txn.scan(Table.SCHED, low, k1(queue.q + 1)):
+        first = int.from_bytes(key[16:], "big")
+        data = view.txn.get(Table.BATCH, k2(queue.q, first))
+        if data is None:
+            continue
+        batch = unpack_batch(first, data)
+        if batch.last >= group.start and not settled.all_settled(view, group, batch.first, batch.last):
+            times.append(batch.due)
+            break
+    return min(times)

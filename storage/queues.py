@@ -1,0 +1,319 @@
+"""What a queue and a group are: creating, changing, seeking, purging and deleting them (G1, G2, G5, D1)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holdfast.client.protocol.commands import (
+    CreateGroup,
+    CreateQueue,
+    PurgeQueue,
+    Seek,
+    UpdateGroup,
+    UpdateQueue,
+)
+from holdfast.client.protocol.errors import (
+    BadValue,
+    DeadLetterCycle,
+    GroupExists,
+    LimitReached,
+    QueueExists,
+    QueueNotFound,
+    QueueReferenced,
+)
+from holdfast.client.protocol.replies import Done, Purged, QueueCreated, Started
+from holdfast.client.protocol.values import GroupSettings, QueueId, QueueSettings, Version
+from holdfast.storage import dead, freeing, groups, leases, reap, settled
+from holdfast.storage.effects import EndLeases
+from holdfast.storage.rows import (
+    FREED,
+    LEASE_AUTO,
+    NEVER,
+    REDRIVE,
+    REDRIVEN,
+    WHY_NUMBER,
+    GroupRow,
+    QueueRow,
+    Span,
+    pack_settings,
+    unpack_dead,
+    unpack_lease,
+)
+from holdfast.storage.state import State, View
+from holdfast.storage.tables import Table, k1, queue_name_key
+
+PURGED = WHY_NUMBER["purged"]
+
+
+def create_queue(state: State, command: CreateQueue) -> QueueCreated:
+    known = state.queue_id(command.name)
+    if known is not None:
+        raise QueueExists(name=command.name, queue_id=known)
+    if state.meta.queues >= state.limits.queues:
+        raise LimitReached(limit_name="queues", limit=state.limits.queues)
+    if len(command.groups) > state.limits.groups_per_queue:
+        raise LimitReached(limit_name="groups_per_queue", limit=state.limits.groups_per_queue)
+    _check_target(state, command.name, command.settings.dlq_queue)
+    q = state.next_id("queue_ids")
+    queue = QueueRow(q, command.name, pack_settings(command.settings))
+    state.add_queue(queue)
+    state.put(Table.NAME, queue_name_key(command.name), k1(q))
+    state.meta.queues += 1
+    for name in command.groups:
+        state.add_group(GroupRow(q, _new_id(state), _new_id(state), name, pack_settings(GroupSettings())))
+    return QueueCreated(queue_id=QueueId(q))
+
+
+def update_queue(state: State, queue: QueueRow, command: UpdateQueue) -> Done:
+    settings = replace(queue.settings, **dict(command.changes))  # type: ignore[arg-type]
+    if settings.dlq_queue != queue.settings.dlq_queue:
+        _check_target(state, queue.name, settings.dlq_queue)
+    for group in state.groups(queue.q):
+        _check_strategy(settings, group.settings)
+    was_replay = is_replay(queue)
+    queue.settings_bytes = pack_settings(settings)
+    state.touch_queue(queue)
+    if was_replay and not is_replay(queue):
+        reap.release_range(state, queue, queue.low, queue.tail)
+    return Done()
+
+
+def delete_queue(state: State, queue: QueueRow) -> Done:
+    referrer = _referrer(state, queue)
+    if referrer is not None:
+        raise QueueReferenced(name=queue.name, referrer=referrer)
+    for group in list(state.groups(queue.q)):
+        _drop_group(state, queue, group)
+    reap.forget_queue(state, queue)
+    state.delete(Table.NAME, queue_name_key(queue.name))
+    state.meta.queues -= 1
+    tombstone = QueueRow(queue.q, queue.name, b"", deleted=1)
+    state.add_queue(tombstone)
+    return Done()
+
+
+def create_group(state: State, queue: QueueRow, command: CreateGroup) -> Started:
+    if state.group(queue.q, command.group) is not None:
+        raise GroupExists(group=command.group)
+    if len(state.groups(queue.q)) >= state.limits.groups_per_queue:
+        raise LimitReached(limit_name="groups_per_queue", limit=state.limits.groups_per_queue)
+    _check_target(state, queue.name, command.settings.dlq_queue)
+    _check_strategy(queue.settings, command.settings)
+    start, moved = _start(state, queue, command.start)
+    group = GroupRow(queue.q, _new_id(state), _new_id(state), command.group, pack_settings(command.settings))
+    state.add_group(group)
+    _begin(state, queue, group, start)
+    return Started(version=Version(start), moved=moved)
+
+
+def update_group(state: State, queue: QueueRow, group: GroupRow, command: UpdateGroup) -> Done:
+    settings = replace(group.settings, **dict(command.changes))  # type: ignore[arg-type]
+    if settings.dlq_queue != group.settings.dlq_queue:
+        _check_target(state, queue.name, settings.dlq_queue)
+    _check_strategy(queue.settings, settings)
+    group.settings_bytes = pack_settings(settings)
+    state.touch_group(group)
+    return Done()
+
+
+def delete_group(state: State, queue: QueueRow, group: GroupRow) -> Done:
+    _drop_group(state, queue, group)
+    reap.release_range(state, queue, group.start, queue.tail)
+    return Done()
+
+
+def seek(state: State, queue: QueueRow, group: GroupRow, command: Seek) -> Started:
+    """A new generation somewhere else: all leases end, all counts start anew (G2)."""
+    start, moved = _start(state, queue, command.to)
+    former_start = group.start
+    _end_generation(state, queue, group)
+    if command.dead:
+        reap.forget_dead(state, group)
+        carried = 0
+    else:
+        carried = sum(unpack_dead(row).span.hi - unpack_dead(row).span.lo + 1 for row in _dead_rows(state, group))
+    fresh = GroupRow(group.q, group.gid, _new_id(state), group.name, group.settings_bytes)
+    fresh.dead_seq, fresh.dead_rows = group.dead_seq, group.dead_rows
+    fresh.dead = fresh.carried = carried
+    rows = state.groups(queue.q)
+    rows[rows.index(group)] = fresh
+    _begin(state, queue, fresh, start)
+    reap.release_range(state, queue, min(former_start, start), queue.tail)
+    return Started(version=Version(start), moved=moved)
+
+
+def purge(state: State, queue: QueueRow, command: PurgeQueue, chosen: Sequence[GroupRow]) -> Purged:
+    """Settle what is ready and delayed; the flags widen it to what is in flight and dead (G5)."""
+    return Purged(count=sum(_purge_group(state, queue, group, command) for group in chosen))
+
+
+def is_replay(queue: QueueRow) -> bool:
+    return queue.settings.replay_ms is not None or queue.settings.replay_bytes is not None
+
+
+def _new_id(state: State) -> int:
+    state.meta.group_ids += 1
+    return state.meta.group_ids
+
+
+def _start(view: View, queue: QueueRow, asked: str | int) -> tuple[int, bool]:
+    """Where a group starts that asks for this (G2), and whether that is not what it asked for."""
+    after_tail = queue.tail + 1
+    if asked == "latest":
+        return after_tail, False
+    others = view.groups(queue.q)
+    if asked == "earliest":
+        if others and not is_replay(queue):
+            return min(group.floor for group in others) + 1, False
+        return queue.low, False
+    assert isinstance(asked, int)
+    start = min(max(asked, queue.low), after_tail)
+    return start, start != asked
+
+
+def _begin(state: State, queue: QueueRow, group: GroupRow, start: int) -> None:
+    """Set a new generation to its start: what is not stored there counts as settled, what is delayed as held."""
+    group.start = group.cursor = group.skip_to = group.known_from = start
+    group.floor = group.settled_top = start - 1
+    for lo, hi in freeing.gaps(state, queue, start):
+        settled.add(state, group, lo, hi, FREED)
+        group.freed += hi - lo + 1
+    if queue.sched_rows and start <= queue.tail:
+        group.held = _held_from(state, queue, start)
+    state.touch_group(group)
+
+
+def _held_from(view: View, queue: QueueRow, start: int) -> int:
+    """Versions at or above `start` in batches with a due time."""
+    if start <= queue.low:
+        return queue.sched_versions
+    total = 0
+    for key, data in view.txn.scan(Table.SCHED, k1(queue.q), k1(queue.q + 1)):
+        first = int.from_bytes(key[16:], "big")
+        total += max(0, first + int.from_bytes(data, "big") - max(first, start))
+    return total
+
+
+def _end_generation(state: State, queue: QueueRow, group: GroupRow) -> None:
+    reap.forget_generation(state, group.g)
+    reap.pins_of(state, queue, group.g)
+    state.effects[EndLeases(queue.q, group.name)] = None
+
+
+def _drop_group(state: State, queue: QueueRow, group: GroupRow) -> None:
+    _end_generation(state, queue, group)
+    reap.forget_dead(state, group)
+    state.drop_group(group)
+
+
+def _dead_rows(view: View, group: GroupRow) -> list[bytes]:
+    if not group.dead_rows:
+        return []
+    return [data for _, data in view.txn.scan(Table.DEAD, k1(group.gid), k1(group.gid + 1))]
+
+
+def _purge_group(state: State, queue: QueueRow, group: GroupRow, command: PurgeQueue) -> int:
+    """One group. Costs a step for each open lease and each settled range above the floor, not for each message."""
+    count = groups.ready(queue, group) + groups.delayed(group)
+    held: list[tuple[int, int]] = []
+    redriven: list[tuple[int, int]] = []
+    for key, data in list(state.txn.scan(Table.LEASE, k1(group.g), k1(group.g + 1))):
+        row = unpack_lease(data)
+        if row.flags & LEASE_AUTO:
+            continue
+        if command.in_flight:
+            lease_id = int.from_bytes(key[8:], "big")
+            n = sum(span.hi - span.lo + 1 for span in row.held)
+            leases.end_lease(state, group, lease_id, row)
+            state.add_flight(group.g, row.session, -n, 0)
+            group.in_flight -= n
+            count += n
+        else:
+            held += [(span.lo, span.hi) for span in row.held]
+    for span in _available_and_waiting(state, group):
+        if span.flags & REDRIVE:
+            redriven.append((span.lo, span.hi))
+    _clear(state, group)
+    for lo, hi in redriven:
+        settled.change(state, group, lo, hi, PURGED)
+    if command.in_flight:
+        for lo, hi, why in settled.overlapping(state, group, 1, queue.tail):
+            if why == REDRIVEN:
+                settled.change(state, group, lo, hi, PURGED)
+    for lo, hi in _complement(held, group.start, queue.tail):
+        for part_lo, part_hi in settled.unsettled(state, group, lo, hi):
+            settled.add(state, group, part_lo, part_hi, PURGED)
+    group.purged += count
+    group.held = group.held_passed = group.skip_held = 0
+    group.cursor = group.skip_to = queue.tail + 1
+    if command.dead and group.dead_rows:
+        count += dead.purge(state, group)
+    state.touch_group(group)
+    reap.release_range(state, queue, group.start, queue.tail)
+    return count
+
+
+def _available_and_waiting(view: View, group: GroupRow) -> list[Span]:
+    return [*groups.peek_back(view, group, 1, NEVER - 1), *groups.peek_waiting(view, group, 1, NEVER - 1)]
+
+
+def _clear(state: State, group: GroupRow) -> None:
+    """Empty BACK and WAIT."""
+    groups.take_back(state, group, 1, NEVER - 1)
+    groups.take_waiting(state, group, 1, NEVER - 1)
+
+
+def _complement(ranges: list[tuple[int, int]], lo: int, hi: int) -> list[tuple[int, int]]:
+    parts = []
+    for first, last in sorted(ranges):
+        if first > lo:
+            parts.append((lo, first - 1))
+        lo = max(lo, last + 1)
+    if lo <= hi:
+        parts.append((lo, hi))
+    return parts
+
+
+# Dead-letter targets -----------------------------------------------------------------------------------------
+
+
+def _check_strategy(queue: QueueSettings, group: GroupSettings) -> None:
+    strategy = group.dlq_strategy or queue.dlq_strategy
+    if strategy == "move" and (group.dlq_queue or queue.dlq_queue) is None:
+        raise BadValue(field="dlq_queue", problem="is missing; dlq_strategy 'move' needs a target queue")
+
+
+def _check_target(state: State, name: str, target: str | None) -> None:
+    """A dead-letter target exists and does not lead back here (D1)."""
+    if target is None:
+        return
+    if target == name:
+        raise DeadLetterCycle(queue=name, target=target)
+    if state.queue_id(target) is None:
+        raise QueueNotFound(queue=target)
+    seen = {target}
+    todo = [target]
+    while todo:
+        for following in _targets(state, todo.pop()):
+            if following == name:
+                raise DeadLetterCycle(queue=name, target=target)
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+
+
+def _targets(view: View, name: str) -> list[str]:
+    q = view.queue_id(name)
+    queue = view.queue(q) if q is not None else None
+    if queue is None or q is None:
+        return []
+    names = [queue.settings.dlq_queue, *(group.settings.dlq_queue for group in view.groups(q))]
+    return sorted({target for target in names if target is not None})
+
+
+def _referrer(view: View, queue: QueueRow) -> str | None:
+    """The first other queue, by name, whose dead letters come here."""
+    for key, _ in view.txn.scan(Table.NAME, b"q", b"r"):
+        name = key[1:].decode()
+        if name != queue.name and queue.name in _targets(view, name):
+            return name
+    return None

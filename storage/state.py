@@ -1,0 +1,318 @@
+"""The fold's view of the store during one entry: rows kept and written once, and the digest that follows every change.
+
+Nothing in here decides anything. A `State` lives for one transaction: it is dropped on abort, so that nothing
+of an entry that was not applied can be seen by the next one.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from xxhash import xxh3_128_digest, xxh3_128_intdigest
+
+from holdfast.client.protocol.errors import BodyDamaged, StateBroken
+from holdfast.client.protocol.limits import Limits
+from holdfast.client.protocol.values import GENERATION_SHIFT, Columns
+from holdfast.storage.effects import Effect
+from holdfast.storage.rows import (
+    CHECKSUM_BYTES,
+    BatchRow,
+    GroupRow,
+    Meta,
+    ProducerRow,
+    QueueRow,
+    SessionRow,
+    pack_blob,
+    pack_group,
+    pack_meta,
+    pack_queue,
+    unpack_batch,
+    unpack_blob,
+    unpack_group,
+    unpack_meta,
+    unpack_producer,
+    unpack_queue,
+    unpack_session,
+)
+from holdfast.storage.store import ReadTxn, WriteTxn
+from holdfast.storage.tables import (
+    META_KEY,
+    Table,
+    after,
+    group_name_key,
+    k1,
+    k2,
+    queue_name_key,
+    session_key,
+    text_key,
+    u2,
+)
+
+DIGEST_MASK = (1 << 128) - 1
+_PREFIX = [bytes([table]) for table in Table]
+_BLOB = Table.BLOB
+T = TypeVar("T")
+
+
+def row_hash(table: int, key: bytes, value: bytes) -> int:
+    """What one row adds to the digest: a body counts by the checksum that is stored before it."""
+    if table == _BLOB:
+        value = value[:CHECKSUM_BYTES]
+    return xxh3_128_intdigest(_PREFIX[table] + key + b"\x00" + value)
+
+
+def content_hash(columns: Columns, body: bytes | memoryview) -> bytes:
+    """The one hash of a batch: identity of a produce (P2) and checksum of what is stored."""
+    return xxh3_128_digest(b"".join((*columns.content(), body)))
+
+
+class View:
+    """Reading the state: typed rows over a read transaction."""
+
+    def __init__(self, txn: ReadTxn) -> None:
+        self.txn = txn
+        data = txn.get(Table.META, META_KEY)
+        self.meta = unpack_meta(data) if data is not None else Meta()
+        self.limits = Limits(**self.meta.limits)
+        self.time_ms = self.meta.time_ms
+        self._queues: dict[int, QueueRow | None] = {}
+        self._groups: dict[int, list[GroupRow]] = {}
+        self._producers: dict[bytes, ProducerRow | None] = {}
+        self._sessions: dict[bytes, SessionRow | None] = {}
+        self._flights: dict[bytes, list[int]] = {}
+
+    @property
+    def lease_time(self) -> int:
+        return self.meta.time_ms - self.meta.steps
+
+    def queue(self, q: int) -> QueueRow | None:
+        """The row of a queue, deleted ones too (as a tombstone that knows its name)."""
+        try:
+            return self._queues[q]
+        except KeyError:
+            data = self.txn.get(Table.QUEUE, k1(q))
+            row = self._queues[q] = unpack_queue(data) if data is not None else None
+            return row
+
+    def queue_id(self, name: str) -> int | None:
+        data = self.txn.get(Table.NAME, queue_name_key(name))
+        return None if data is None else int.from_bytes(data, "big")
+
+    def groups(self, q: int) -> list[GroupRow]:
+        """A queue's groups in the order of their creation."""
+        rows = self._groups.get(q)
+        if rows is None:
+            prefix = k1(q)
+            rows = [unpack_group(data) for _, data in self.txn.scan(Table.GROUP, prefix, after(prefix))]
+            self._groups[q] = rows
+        return rows
+
+    def group(self, q: int, name: str) -> GroupRow | None:
+        for row in self.groups(q):
+            if row.name == name:
+                return row
+        return None
+
+    def producer(self, q: int, client: str) -> ProducerRow | None:
+        key = text_key(q, client)
+        try:
+            return self._producers[key]
+        except KeyError:
+            data = self.txn.get(Table.PRODUCER, key)
+            row = self._producers[key] = unpack_producer(data) if data is not None else None
+            return row
+
+    def session(self, session: bytes) -> SessionRow | None:
+        try:
+            return self._sessions[session]
+        except KeyError:
+            data = self.txn.get(Table.SESSION, session)
+            row = self._sessions[session] = unpack_session(data) if data is not None else None
+            return row
+
+    def flight(self, g: int, session: bytes) -> list[int]:
+        """[versions, leases] that a session has in flight in a group."""
+        key = session_key(g, session)
+        row = self._flights.get(key)
+        if row is None:
+            data = self.txn.get(Table.FLIGHT, key)
+            row = self._flights[key] = list(u2(data)) if data is not None else [0, 0]
+        return row
+
+    # Batches and bodies
+
+    def batch_at(self, q: int, version: int) -> BatchRow | None:
+        """The stored batch that holds this version."""
+        found = self.txn.last(Table.BATCH, k1(q), k2(q, version + 1))
+        if found is None:
+            return None
+        key, data = found
+        batch = unpack_batch(int.from_bytes(key[8:], "big"), data)
+        return batch if batch.last >= version else None
+
+    def batches(self, q: int, low: int, high: int) -> Iterator[BatchRow]:
+        """Stored batches that hold any of low … high, ascending."""
+        inside = self.batch_at(q, low)
+        if inside is not None:
+            yield inside
+            low = inside.last + 1
+        for key, data in self.txn.scan(Table.BATCH, k2(q, low), k2(q, high + 1)):
+            yield unpack_batch(int.from_bytes(key[8:], "big"), data)
+
+    def next_batch(self, q: int, low: int) -> BatchRow | None:
+        """The first stored batch that ends at or above `low`."""
+        inside = self.batch_at(q, low)
+        if inside is not None:
+            return inside
+        found = self.txn.first(Table.BATCH, k2(q, low), k2(q + 1, 0))
+        return None if found is None else unpack_batch(int.from_bytes(found[0][8:], "big"), found[1])
+
+    def columns(self, batch: BatchRow) -> Columns:
+        """A batch's columns alone, for sizes; the body is not read and not verified."""
+        return unpack_blob(self._blob(batch.blob))[1]
+
+    def content(self, q: int, version: int, blob: int) -> tuple[Columns, memoryview]:
+        """A stored body, verified. Raises BodyDamaged: LMDB has no checksums of its own."""
+        data = self._blob(blob)
+        checksum, columns, body = unpack_blob(data)
+        if xxh3_128_digest(memoryview(data)[CHECKSUM_BYTES:]) != checksum:
+            raise BodyDamaged(queue_id=q, version=version)
+        return columns, body
+
+    def _blob(self, blob: int) -> bytes:
+        data = self.txn.get(Table.BLOB, k1(blob))
+        if data is None:
+            raise StateBroken(problem=f"blob {blob} is referenced but not stored")
+        return data
+
+
+class State(View):
+    """Reading and changing the state within one entry."""
+
+    txn: WriteTxn
+
+    def __init__(self, txn: WriteTxn) -> None:
+        super().__init__(txn)
+        self.effects: dict[Effect, None] = {}  # an ordered set
+        self._dirty_queues: set[int] = set()
+        self._dirty_groups: dict[int, GroupRow] = {}
+        self._dirty_producers: set[bytes] = set()
+        self._dirty_sessions: set[bytes] = set()
+        self._dirty_flights: set[bytes] = set()
+        self._digest = self.meta.digest
+
+    # Plain rows
+
+    def put(self, table: int, key: bytes, value: bytes) -> None:
+        former = self.txn.put(table, key, value)
+        if former is not None:
+            self._digest -= row_hash(table, key, former)
+        self._digest += row_hash(table, key, value)
+
+    def insert(self, table: int, key: bytes, value: bytes) -> None:
+        """A key known to be new: no former value is looked for."""
+        self.txn.insert(table, key, value)
+        self._digest += row_hash(table, key, value)
+
+    def append(self, table: int, key: bytes, value: bytes) -> None:
+        """A key above all others of its table."""
+        self.txn.append(table, key, value)
+        self._digest += row_hash(table, key, value)
+
+    def delete(self, table: int, key: bytes) -> bytes | None:
+        former = self.txn.delete(table, key)
+        if former is not None:
+            self._digest -= row_hash(table, key, former)
+        return former
+
+    # Kept rows
+
+    def touch_queue(self, row: QueueRow) -> None:
+        self._dirty_queues.add(row.q)
+
+    def touch_group(self, row: GroupRow) -> None:
+        self._dirty_groups[row.gid] = row
+
+    def touch_producer(self, q: int, client: str) -> None:
+        self._dirty_producers.add(text_key(q, client))
+
+    def touch_session(self, session: bytes) -> None:
+        self._dirty_sessions.add(session)
+
+    def add_queue(self, row: QueueRow) -> None:
+        self._queues[row.q] = row
+        self._groups[row.q] = []
+        self._dirty_queues.add(row.q)
+
+    def add_group(self, row: GroupRow) -> None:
+        self.groups(row.q).append(row)
+        self.touch_group(row)
+        self.put(Table.NAME, group_name_key(row.q, row.name), k1(row.gid))
+
+    def drop_group(self, row: GroupRow) -> None:
+        self.groups(row.q).remove(row)
+        self._dirty_groups.pop(row.gid, None)
+        self.delete(Table.GROUP, k2(row.q, row.gid))
+        self.delete(Table.NAME, group_name_key(row.q, row.name))
+
+    def set_producer(self, q: int, client: str, row: ProducerRow | None) -> None:
+        key = text_key(q, client)
+        self._producers[key] = row
+        self._dirty_producers.add(key)
+
+    def set_session(self, session: bytes, row: SessionRow | None) -> None:
+        self._sessions[session] = row
+        self._dirty_sessions.add(session)
+
+    def add_flight(self, g: int, session: bytes, versions: int, leases: int) -> None:
+        row = self.flight(g, session)
+        row[0] += versions
+        row[1] += leases
+        self._dirty_flights.add(session_key(g, session))
+
+    # Ids
+
+    def next_id(self, counter: str) -> int:
+        """The next id of a counter, in the present restore generation (T4)."""
+        number: int = getattr(self.meta, counter) + 1
+        setattr(self.meta, counter, number)
+        return (self.meta.generation << GENERATION_SHIFT) | number
+
+    def next_blob(self) -> int:
+        self.meta.blob_ids += 1
+        return self.meta.blob_ids
+
+    def add_blob(self, checksum: bytes, columns: Columns, body: bytes | memoryview) -> int:
+        blob = self.next_blob()
+        self.append(Table.BLOB, k1(blob), pack_blob(checksum, columns, body))
+        return blob
+
+    def drop_blob(self, blob: int) -> None:
+        self.delete(Table.BLOB, k1(blob))
+
+    def flush(self) -> None:
+        """Write what was kept; the last thing in an entry. Sorted, so that every node writes in the same order."""
+        for q in sorted(self._dirty_queues):
+            queue = self._queues[q]
+            if queue is not None:
+                self.put(Table.QUEUE, k1(q), pack_queue(queue))
+        for gid in sorted(self._dirty_groups):
+            group = self._dirty_groups[gid]
+            self.put(Table.GROUP, k2(group.q, gid), pack_group(group))
+        for key in sorted(self._dirty_producers):
+            self._write(Table.PRODUCER, key, self._producers[key])
+        for key in sorted(self._dirty_sessions):
+            self._write(Table.SESSION, key, self._sessions[key])
+        for key in sorted(self._dirty_flights):
+            versions, leases = self._flights[key]
+            if versions or leases:
+                self.put(Table.FLIGHT, key, k2(versions, leases))
+            else:
+                self.delete(Table.FLIGHT, key)
+        self.meta.digest = self._digest & DIGEST_MASK
+        self.txn.put(Table.META, META_KEY, pack_meta(self.meta))
+
+    def _write(self, table: int, key: bytes, row: ProducerRow | SessionRow | None) -> None:
+        if row is None:
+            self.delete(table, key)
+        else:
+            self.put(table, key, row.pack())

@@ -1,0 +1,1 @@
+"""What several tests share: a state machine on a store, driven by hand."""

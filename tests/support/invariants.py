@@ -1,0 +1,135 @@
+"""What must be true of the tables after every entry, whatever the commands were: structure, counters, digest."""
+
+from collections import Counter
+
+from holdfast.storage import digest, groups, leases, settled
+from holdfast.storage.rows import LEASE_AUTO, REDRIVE, REDRIVEN, WHYS, unpack_batch, unpack_lease, unpack_span
+from holdfast.storage.state import View
+from holdfast.storage.store import ReadTxn
+from holdfast.storage.tables import Table, k1
+
+ABOVE = b"\xff" * 64
+
+
+def check(txn: ReadTxn) -> None:
+    view = View(txn)
+    assert digest.maintained(txn) == digest.recomputed(txn), "the digest does not follow the rows"
+    blobs = Counter(int.from_bytes(key, "big") for key, _ in txn.scan(Table.BLOB, b"", ABOVE))
+    for key, data in txn.scan(Table.QUEUE, b"", ABOVE):
+        q = int.from_bytes(key, "big")
+        queue = view.queue(q)
+        assert queue is not None
+        if queue.deleted:
+            continue
+        batches = [
+            unpack_batch(int.from_bytes(key[8:], "big"), data) for key, data in txn.scan(Table.BATCH, k1(q), k1(q + 1))
+        ]
+        stored = [v for batch in batches for v in range(batch.first, batch.last + 1)]
+        assert stored == sorted(set(stored)), "batches overlap"
+        assert queue.low == (stored[0] if stored else queue.tail + 1), (queue.low, stored[:1], queue.tail)
+        assert queue.stored_count == len(stored)
+        assert queue.stored_bytes == sum(batch.body_bytes for batch in batches)
+        assert queue.sched_rows == sum(1 for batch in batches if batch.due)
+        assert queue.sched_versions == sum(batch.count for batch in batches if batch.due)
+        assert queue.ttl_rows == sum(1 for batch in batches if batch.expires)
+        live = [batch for batch in batches if not batch.flags]
+        assert queue.live_count == sum(batch.count for batch in live)
+        assert queue.live_bytes == sum(batch.body_bytes for batch in live)
+        gaps = set(range(queue.low, queue.tail + 1)) - set(stored)
+        freed = [
+            v
+            for key, data in txn.scan(Table.FREED, k1(q), k1(q + 1))
+            for v in range(int.from_bytes(key[8:], "big"), int.from_bytes(data, "big") + 1)
+        ]
+        assert freed == sorted(gaps), (freed, gaps)
+        for batch in batches:
+            assert blobs[batch.blob] == 1
+        for group in view.groups(q):
+            _check_group(view, q, group.name)
+
+
+def _check_group(view: View, q: int, name: str) -> None:
+    queue, group = view.queue(q), view.group(q, name)
+    assert queue is not None and group is not None
+    g = group.g
+    where: dict[int, str] = {}
+    redriven: set[int] = set()
+
+    def put(lo: int, hi: int, place: str) -> None:
+        for version in range(lo, hi + 1):
+            assert version not in where, f"version {version} is {where[version]} and {place}"
+            where[version] = place
+
+    for _, data in view.txn.scan(Table.BACK, k1(g), k1(g + 1)):
+        span = unpack_span(data)[0]
+        put(span.lo, span.hi, "ready")
+        if span.flags & REDRIVE:
+            redriven.update(range(span.lo, span.hi + 1))
+    for _, data in view.txn.scan(Table.WAIT, k1(g), k1(g + 1)):
+        span = unpack_span(data, 8)[0]
+        put(span.lo, span.hi, "waiting")
+        if span.flags & REDRIVE:
+            redriven.update(range(span.lo, span.hi + 1))
+    flights: Counter[bytes] = Counter()
+    for _, data in view.txn.scan(Table.LEASE, k1(g), k1(g + 1)):
+        row = unpack_lease(data)
+        if row.flags & LEASE_AUTO:
+            continue
+        assert row.held
+        for span in row.held:
+            put(span.lo, span.hi, "leased")
+            flights[row.session] += span.hi - span.lo + 1
+            if span.flags & REDRIVE:
+                redriven.update(range(span.lo, span.hi + 1))
+    for key, data in view.txn.scan(Table.FLIGHT, k1(g), k1(g + 1)):
+        assert int.from_bytes(data[:8], "big") == flights.pop(key[8:], 0)
+    assert not flights
+    done: dict[int, str] = {}
+    rows = settled.overlapping(view, group, 1, queue.tail)
+    for first, last, why in rows:
+        for version in range(first, last + 1):
+            assert version not in done
+            done[version] = WHYS[why]
+            if why == REDRIVEN:
+                assert version in redriven, f"{version} is redriven but not unsettled"
+            else:
+                put(version, version, WHYS[why])
+    assert {v for v, why in done.items() if why == "redriven"} == redriven
+    assert group.done_rows == len(rows)
+    assert group.redriven == sum(1 for row in rows if row[2] == REDRIVEN)
+    held_batches = 0
+    for batch in view.batches(q, 1, queue.tail):
+        if batch.due and leases.is_held(group, batch):
+            parts = [v for v in range(max(batch.first, group.start), batch.last + 1) if v not in where]
+            for version in parts:
+                where[version] = "held"
+            held_batches += bool(parts) and max(batch.first, group.start) < group.cursor
+    for version in range(group.cursor, queue.tail + 1):
+        batch = view.batch_at(q, version)
+        if version not in where and batch is not None and not batch.due:
+            where[version] = "ready"
+    states = Counter(where.values())
+    versions = range(group.start, queue.tail + 1)
+    missing = [v for v in versions if v not in where and v >= group.known_from]
+    assert not missing, f"versions {missing} of {name} are nowhere"
+    assert states["held"] == group.held, (states, group.held)
+    assert held_batches == group.held_passed
+    assert states["waiting"] == group.waiting
+    assert states["leased"] == group.in_flight
+    for reason in ("acked", "moved", "discarded", "cancelled", "trimmed", "freed"):
+        assert states[reason] == getattr(group, reason), (name, reason, states[reason], getattr(group, reason))
+    for reason in ("dead", "purged"):  # parked rows of earlier generations have no place in this one
+        outside = getattr(group, reason) - states[reason]
+        assert 0 <= outside <= group.carried, (name, reason, states[reason], getattr(group, reason), group.carried)
+    assert states["ready"] == groups.ready(queue, group), (states, groups.ready(queue, group))
+    settled_or_redriven = sorted(v for v in done if v >= group.start)
+    floor = group.start - 1
+    while floor + 1 in done:
+        floor += 1
+    assert group.floor == floor, (group.floor, floor)
+    above = [v for v in settled_or_redriven if v > floor]
+    assert group.holes == sum(1 for v in above if v - 1 not in done or v - 1 <= floor)
+    assert group.settled_top == max(settled_or_redriven, default=group.start - 1)
+    for version, place in where.items():
+        if place in ("ready", "waiting", "leased", "held"):
+            assert view.batch_at(q, version) is not None, f"version {version} is {place} but not stored"
