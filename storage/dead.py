@@ -5,7 +5,8 @@ A dead row owns a copy of its content, so that a batch can be freed around it. R
 
 from holdfast.client.protocol import columns as batches
 from holdfast.client.protocol.commands import DropDead, Redrive
-from holdfast.client.protocol.replies import Redriven
+from holdfast.client.protocol.errors import StateBroken
+from holdfast.client.protocol.replies import Purged, Redriven
 from holdfast.client.protocol.values import Columns
 from holdfast.storage import freeing, groups, history, produce, settled
 from holdfast.storage.rows import (
@@ -31,62 +32,78 @@ DISCARDED = WHY_NUMBER["discarded"]
 PURGED = WHY_NUMBER["purged"]
 
 LINEAGE = "holdfast-"
+ROWS_LOOKED_AT = 256  # rows that begin at or below a version, newest first, to find those that hold it
+
+# What died: its past, why, version, batch, the batch's body, index in it, client, the client's number.
+Letter = tuple[Span, Cause, int, Columns, memoryview, int, str, int]
 
 
-def die(state: State, queue: QueueRow, group: GroupRow, span: Span, cause: Cause, at_ms: int) -> None:
-    """The group gives these versions up, by its strategy (D1)."""
+def die(state: State, queue: QueueRow, group: GroupRow, spans: list[Span], cause: Cause, at_ms: int) -> None:
+    """The group gives these neighbouring versions up, by its strategy (D1)."""
     strategy = groups.policy(queue, group).dlq_strategy
-    redriven = bool(span.flags & REDRIVE)
-    history.record(state, queue, "dead", at_ms, span.lo, span.hi, group.name, 0, span.consumer, cause)
-    if strategy == "discard":
-        groups.settle(state, queue, group, span.lo, span.hi, DISCARDED, redriven=redriven)
-        return
-    for batch in list(state.batches(queue.q, span.lo, span.hi)):
-        part = span.part(max(batch.first, span.lo), min(batch.last, span.hi))
-        if strategy == "move" and _move(state, queue, group, part, batch, cause, at_ms):
-            groups.settle(state, queue, group, part.lo, part.hi, MOVED, redriven=redriven)
+    for span in spans:
+        history.record(state, queue, "dead", at_ms, span.lo, span.hi, group.name, 0, span.consumer, cause)
+    failed = strategy == "move" and not _move(state, queue, group, spans, cause)
+    for span in spans:
+        redriven = bool(span.flags & REDRIVE)
+        if strategy == "discard":
+            groups.settle(state, queue, group, span.lo, span.hi, DISCARDED, redriven=redriven)
+        elif strategy == "move" and not failed:
+            groups.settle(state, queue, group, span.lo, span.hi, MOVED, redriven=redriven)
         else:
-            _park(state, queue, group, part, batch, cause, at_ms, failed=strategy == "move")
-            groups.settle(state, queue, group, part.lo, part.hi, DEAD, redriven=redriven)
+            for batch in list(state.batches(queue.q, span.lo, span.hi)):
+                part = span.part(max(batch.first, span.lo), min(batch.last, span.hi))
+                _park(state, queue, group, part, batch, cause, at_ms, failed=failed)
+                groups.settle(state, queue, group, part.lo, part.hi, DEAD, redriven=redriven)
 
 
 def redrive(state: State, queue: QueueRow, group: GroupRow, command: Redrive) -> Redriven:
     """Bring the named deaths back; whatever is not that death any more is skipped (D4)."""
+    moves = groups.policy(queue, group).dlq_strategy == "move"
     asked = count = 0
     for lo, hi, dead_seq in command.dead:
         asked += hi - lo + 1
+        onward: list[DeadRow] = []  # neighbours that could not be moved when they died
         for part in _take_rows(state, group, lo, hi, dead_seq):
-            count += _bring_back(state, queue, group, part)
+            if onward and part.span.lo != onward[-1].span.hi + 1:
+                count += _send_on(state, queue, group, onward)
+                onward = []
+            if moves and part.flags & DEAD_MOVE_FAILED:
+                onward.append(part)
+            else:
+                count += _bring_back(state, queue, group, part)
+        if onward:
+            count += _send_on(state, queue, group, onward)
     state.touch_group(group)
     return Redriven(count=count, skipped=asked - count)
 
 
-def drop(state: State, group: GroupRow, command: DropDead) -> Redriven:
+def drop(state: State, group: GroupRow, command: DropDead) -> Purged:
     """End dead rows by hand; their versions stay dead (D2)."""
-    asked = count = 0
+    count = 0
     for lo, hi, dead_seq in command.dead:
-        asked += hi - lo + 1
         for part in _take_rows(state, group, lo, hi, dead_seq):
             state.drop_blob(part.blob)
             count += part.span.hi - part.span.lo + 1
     state.touch_group(group)
-    return Redriven(count=count, skipped=asked - count)
+    return Purged(count=count)
 
 
 def end_old(state: State, queue: QueueRow, group: GroupRow, budget: int) -> int:
     """Remove rows whose retention has passed; says how many."""
     retention = queue.settings.dead_retention_ms
-    if retention is None or not group.dead_rows:
+    if retention is None or not group.parked:
         return 0
     done = 0
     while done < budget:
-        found = state.txn.first(Table.DEAD_DUE, k1(group.gid), k3(group.gid, max(state.time_ms - retention + 1, 0), 0))
+        before = k3(group.grave, max(state.time_ms - retention + 1, 0), 0)
+        found = state.txn.first(Table.DEAD_DUE, k1(group.grave), before)
         if found is None:
             break
-        lo = int.from_bytes(found[0][16:], "big")
-        row = read_row(state, group, lo)
-        if row is None:
-            break
+        data = state.txn.get(Table.DEAD, k1(group.grave) + found[0][16:])
+        if data is None:
+            raise StateBroken(problem=f"group {group.grave} has no dead row {found[0][16:].hex()}")
+        row = unpack_dead(data)
         _remove_row(state, group, row)
         state.drop_blob(row.blob)
         done += 1
@@ -95,12 +112,11 @@ def end_old(state: State, queue: QueueRow, group: GroupRow, budget: int) -> int:
 
 def purge(state: State, group: GroupRow) -> int:
     """Remove every dead row of the group, and count its versions as purged; says how many there were."""
-    count = 0
-    for _, data in list(state.txn.scan(Table.DEAD, k1(group.gid), k1(group.gid + 1))):
+    count = group.parked
+    for _, data in list(state.txn.scan(Table.DEAD, k1(group.grave), k1(group.grave + 1))):
         row = unpack_dead(data)
         _remove_row(state, group, row)
         state.drop_blob(row.blob)
-        count += row.span.hi - row.span.lo + 1
         if row.g == group.g:
             settled.change(state, group, row.span.lo, row.span.hi, PURGED)
     group.dead -= count
@@ -109,12 +125,19 @@ def purge(state: State, group: GroupRow) -> int:
 
 
 def read_row(view: View, group: GroupRow, version: int) -> DeadRow | None:
-    """The dead row that holds this version, of any generation of the group."""
-    found = view.txn.last(Table.DEAD, k1(group.gid), k2(group.gid, version + 1))
-    if found is None:
-        return None
-    row = unpack_dead(found[1])
-    return row if row.span.hi >= version else None
+    """The newest dead row that holds this version, of any generation of the group."""
+    below = k3(group.grave, version + 1, 0)
+    newest: DeadRow | None = None
+    for _ in range(ROWS_LOOKED_AT):
+        found = view.txn.last(Table.DEAD_AT, k1(group.grave), below)
+        if found is None:
+            break
+        data = view.txn.get(Table.DEAD, k1(group.grave) + found[0][16:])
+        row = unpack_dead(data) if data is not None else None
+        if row is not None and row.span.hi >= version and (newest is None or row.dead_seq > newest.dead_seq):
+            newest = row
+        below = found[0]
+    return newest
 
 
 def own_headers(headers: dict[str, str]) -> dict[str, str]:
@@ -133,12 +156,6 @@ def _park(
     *,
     failed: bool,
 ) -> None:
-    older = read_row(state, group, span.lo)
-    if older is not None:  # a row of an earlier generation whose version was walked again: the newer death counts
-        for version_row in _take_rows(state, group, span.lo, span.hi, None):
-            state.drop_blob(version_row.blob)
-            group.carried -= version_row.span.hi - version_row.span.lo + 1
-            group.dead -= version_row.span.hi - version_row.span.lo + 1
     all_columns, body = state.content(queue.q, batch.first, batch.blob)
     columns, part = batches.cut(all_columns, body, span.lo - batch.first, span.hi - batch.first)
     row = DeadRow(
@@ -160,72 +177,74 @@ def _park(
     _add_row(state, group, row)
 
 
-def _move(
-    state: State, queue: QueueRow, group: GroupRow, span: Span, batch: BatchRow, cause: Cause, at_ms: int
-) -> bool:
-    """Produce a copy with its lineage in the dead-letter queue; false if it is full or gone."""
-    columns, body = state.content(queue.q, batch.first, batch.blob)
-    first = span.lo - batch.first
-    part_columns, part = batches.cut(columns, body, first, span.hi - batch.first)
-    first_seq = batch.first_seq + first
-    return _send(state, queue, group, span, part_columns, part, batch.client, first_seq, cause)
+def _move(state: State, queue: QueueRow, group: GroupRow, spans: list[Span], cause: Cause) -> bool:
+    """Produce copies with their lineage in the dead-letter queue, all together; false if it is full or gone."""
+    letters: list[Letter] = []
+    for span in spans:
+        for batch in state.batches(queue.q, span.lo, span.hi):
+            columns, body = state.content(queue.q, batch.first, batch.blob)
+            for version in range(max(batch.first, span.lo), min(batch.last, span.hi) + 1):
+                index = version - batch.first
+                letters.append((span, cause, version, columns, body, index, batch.client, batch.first_seq + index))
+    return _send(state, queue, group, letters)
 
 
-def _send(
-    state: State,
-    queue: QueueRow,
-    group: GroupRow,
-    span: Span,
-    columns: Columns,
-    body: bytes | memoryview,
-    client: str,
-    first_seq: int,
-    cause: Cause,
-) -> bool:
+def _send(state: State, queue: QueueRow, group: GroupRow, letters: list[Letter]) -> bool:
     target_name = groups.policy(queue, group).dlq_queue
     target_id = state.queue_id(target_name) if target_name is not None else None
     target = state.queue(target_id) if target_id is not None else None
     if target is None:
         return False
     messages = []
-    for index in range(columns.count):
+    for span, cause, version, columns, body, index, client, client_seq in letters:
         headers = own_headers(batches.decode_headers(batches.header_cell(columns, body, index)))
         headers |= {
             "holdfast-origin-queue": queue.name,
             "holdfast-origin-queue-id": str(queue.q),
-            "holdfast-origin-version": str(span.lo + index),
+            "holdfast-origin-version": str(version),
             "holdfast-client-id": client,
-            "holdfast-client-seq": str(first_seq + index),
+            "holdfast-client-seq": str(client_seq),
             "holdfast-reason": cause,
             "holdfast-attempts": str(span.attempts),
-            "holdfast-group": group.name,
         }
         if span.error:
             headers["holdfast-last-error"] = span.error
+        headers["holdfast-group"] = group.name
         messages.append((batches.payload_of(columns, body, index), batches.key_of(columns, body, index), headers))
     return produce.append_copies(state, target, messages, f"moved/{queue.q}") is not None
 
 
+def _send_on(state: State, queue: QueueRow, group: GroupRow, rows: list[DeadRow]) -> int:
+    """Dead rows whose move had failed, out of their table already, go to the dead-letter queue now; all or none."""
+    letters: list[Letter] = []
+    for row in rows:
+        columns, body = state.content(queue.q, row.span.lo, row.blob)
+        for index in range(row.span.hi - row.span.lo + 1):
+            version, number = row.span.lo + index, row.first_seq + index
+            letters.append((row.span, CAUSES[row.cause], version, columns, body, index, row.client, number))
+    if not _send(state, queue, group, letters):
+        for row in rows:
+            _add_row(state, group, row)
+        return 0
+    for row in rows:
+        state.drop_blob(row.blob)
+        span = row.span
+        history.record(state, queue, "redrive", state.time_ms, span.lo, span.hi, group.name, 0, "", "")
+        if row.g == group.g:
+            settled.change(state, group, span.lo, span.hi, MOVED)
+    group.dead -= len(letters)
+    group.moved += len(letters)
+    return len(letters)
+
+
 def _bring_back(state: State, queue: QueueRow, group: GroupRow, row: DeadRow) -> int:
-    """One dead row, out of its table already, becomes available (or goes on to its dead-letter queue)."""
+    """One dead row, out of its table already, becomes available."""
+    if row.g != group.g:
+        return _bring_back_earlier(state, queue, group, row)
     span = row.span
     n = span.hi - span.lo + 1
-    earlier = row.g != group.g
-    if row.flags & DEAD_MOVE_FAILED and groups.policy(queue, group).dlq_strategy == "move":
-        columns, body = state.content(queue.q, span.lo, row.blob)
-        if not _send(state, queue, group, span, columns, body, row.client, row.first_seq, CAUSES[row.cause]):
-            _add_row(state, group, row)
-            return 0
-        state.drop_blob(row.blob)
-        group.dead -= n
-        if not earlier:
-            settled.change(state, group, span.lo, span.hi, MOVED)
-        group.moved += n
-        return n
     group.dead -= n
     history.record(state, queue, "redrive", state.time_ms, span.lo, span.hi, group.name, 0, "", "")
-    if earlier:
-        return _bring_back_earlier(state, queue, group, row)
     settled.change(state, group, span.lo, span.hi, REDRIVEN)
     _store_again(state, queue, row)
     groups.make_available(state, queue, group, _redriven(span))
@@ -233,25 +252,27 @@ def _bring_back(state: State, queue: QueueRow, group: GroupRow, row: DeadRow) ->
 
 
 def _bring_back_earlier(state: State, queue: QueueRow, group: GroupRow, row: DeadRow) -> int:
-    """A death of an earlier generation: what this generation has settled, or never had, is available again."""
+    """A death of an earlier generation: only what this generation never had comes back; the rest is its own affair."""
     n = 0
     for version in range(row.span.lo, row.span.hi + 1):
-        n += 1
-        why = settled.why_settled(state, group, version)
-        if version >= group.start and why is None:
-            group.carried -= 1  # this generation delivers it anyway
-            continue
-        if version >= group.start:
-            group.carried -= 1
-            if why == REDRIVEN:
+        piece = _part(state, row, version, version)
+        if version < group.start:
+            if settled.why_settled(state, group, version) is not None:
+                _add_row(state, group, piece)
                 continue
-            if why is not None:
-                settled.count(group, why, -1)
+            settled.redrive_below_start(state, group, version)
+        elif settled.was_freed(state, group, version):
             settled.change(state, group, version, version, REDRIVEN)
+            group.freed -= 1
+            group.carried -= 1
         else:
-            settled.add_below_start(state, group, version, REDRIVEN)
-        _store_again(state, queue, _part(state, row, version, version))
-        groups.make_available(state, queue, group, _redriven(row.span.part(version, version)))
+            _add_row(state, group, piece)
+            continue
+        n += 1
+        group.dead -= 1
+        history.record(state, queue, "redrive", state.time_ms, version, version, group.name, 0, "", "")
+        _store_again(state, queue, piece)
+        groups.make_available(state, queue, group, _redriven(piece.span))
     state.drop_blob(row.blob)
     return n
 
@@ -264,49 +285,70 @@ def _redriven(span: Span) -> Span:
 
 
 def _store_again(state: State, queue: QueueRow, row: DeadRow) -> None:
-    """The content must be readable under its version: where the batch is gone, the dead row's copy takes its place."""
-    span = row.span
-    if state.batch_at(queue.q, span.lo) is not None:
-        state.drop_blob(row.blob)
-        return
-    batch = BatchRow(
-        span.lo,
-        span.hi - span.lo + 1,
-        row.blob,
-        row.enqueued,
-        0,
-        0,
-        row.first_seq,
-        row.payload_bytes,
-        row.body_bytes,
-        row.client,
-        row.generation,
-    )
-    freeing.restore(state, queue, batch)
+    """The content must be readable under its version: where the batch is gone, the dead row's copy takes its place.
+
+    Each version is stored by itself, so that what is freed together does not depend on what died together.
+    """
+    for version in range(row.span.lo, row.span.hi + 1):
+        if state.batch_at(queue.q, version) is not None:
+            continue
+        piece = _part(state, row, version, version)
+        batch = BatchRow(
+            piece.span.lo,
+            1,
+            piece.blob,
+            piece.enqueued,
+            0,
+            0,
+            piece.first_seq,
+            piece.payload_bytes,
+            piece.body_bytes,
+            piece.client,
+            piece.generation,
+        )
+        freeing.restore(state, queue, batch)
+    state.drop_blob(row.blob)
 
 
-def _take_rows(state: State, group: GroupRow, lo: int, hi: int, dead_seq: int | None) -> list[DeadRow]:
-    """Take the rows, or parts of rows, of lo … hi out of the table whose deaths are the named ones."""
-    found = []
-    row = read_row(state, group, lo)
-    rows = [row] if row is not None else []
-    for _, data in state.txn.scan(Table.DEAD, k2(group.gid, lo + 1), k2(group.gid, hi + 1)):
-        rows.append(unpack_dead(data))
-    for row in rows:
-        first, last = max(row.span.lo, lo), min(row.span.hi, hi)
-        if dead_seq is not None and row.dead_seq + first - row.span.lo != dead_seq + first - lo:
-            continue
-        _remove_row(state, group, row)
-        if (first, last) == (row.span.lo, row.span.hi):
-            found.append(row)
-            continue
-        if row.span.lo < first:
-            _add_row(state, group, _part(state, row, row.span.lo, first - 1))
-        if row.span.hi > last:
-            _add_row(state, group, _part(state, row, last + 1, row.span.hi))
-        found.append(_part(state, row, first, last))
-        state.drop_blob(row.blob)
+def _take_rows(state: State, group: GroupRow, lo: int, hi: int, dead_seq: int) -> list[DeadRow]:
+    """Take out of the table what is exactly the named deaths: version lo with that number, lo + 1 with the next …"""
+    found: list[DeadRow] = []
+    while lo <= hi:
+        row = _row_from(state, group, dead_seq)
+        if row is None or row.dead_seq - dead_seq > hi - lo:
+            break
+        if row.dead_seq > dead_seq:
+            lo, dead_seq = lo + row.dead_seq - dead_seq, row.dead_seq
+        offset = dead_seq - row.dead_seq
+        end = min(hi, lo + row.span.hi - row.span.lo - offset)
+        if row.span.lo + offset == lo:
+            found.append(_take_part(state, group, row, lo, end))
+        lo, dead_seq = end + 1, dead_seq + end + 1 - lo
     return found
+
+
+def _row_from(state: State, group: GroupRow, dead_seq: int) -> DeadRow | None:
+    """The row of this death, or else the next one."""
+    before = state.txn.last(Table.DEAD, k1(group.grave), k2(group.grave, dead_seq + 1))
+    if before is not None:
+        row = unpack_dead(before[1])
+        if row.dead_seq + row.span.hi - row.span.lo >= dead_seq:
+            return row
+    following = state.txn.first(Table.DEAD, k2(group.grave, dead_seq), k1(group.grave + 1))
+    return None if following is None else unpack_dead(following[1])
+
+
+def _take_part(state: State, group: GroupRow, row: DeadRow, first: int, last: int) -> DeadRow:
+    _remove_row(state, group, row)
+    if (first, last) == (row.span.lo, row.span.hi):
+        return row
+    if row.span.lo < first:
+        _add_row(state, group, _part(state, row, row.span.lo, first - 1))
+    if row.span.hi > last:
+        _add_row(state, group, _part(state, row, last + 1, row.span.hi))
+    taken = _part(state, row, first, last)
+    state.drop_blob(row.blob)
+    return taken
 
 
 def _part(state: State, row: DeadRow, lo: int, hi: int) -> DeadRow:
@@ -331,14 +373,16 @@ def _part(state: State, row: DeadRow, lo: int, hi: int) -> DeadRow:
 
 
 def _add_row(state: State, group: GroupRow, row: DeadRow) -> None:
-    state.insert(Table.DEAD, k2(group.gid, row.span.lo), row.pack())
-    state.insert(Table.DEAD_DUE, k3(group.gid, row.died, row.span.lo), b"")
-    group.dead_rows += 1
+    state.insert(Table.DEAD, k2(group.grave, row.dead_seq), row.pack())
+    state.insert(Table.DEAD_AT, k3(group.grave, row.span.lo, row.dead_seq), b"")
+    state.insert(Table.DEAD_DUE, k3(group.grave, row.died, row.dead_seq), b"")
+    group.parked += row.span.hi - row.span.lo + 1
     state.touch_group(group)
 
 
 def _remove_row(state: State, group: GroupRow, row: DeadRow) -> None:
-    state.delete(Table.DEAD, k2(group.gid, row.span.lo))
-    state.delete(Table.DEAD_DUE, k3(group.gid, row.died, row.span.lo))
-    group.dead_rows -= 1
+    state.delete(Table.DEAD, k2(group.grave, row.dead_seq))
+    state.delete(Table.DEAD_AT, k3(group.grave, row.span.lo, row.dead_seq))
+    state.delete(Table.DEAD_DUE, k3(group.grave, row.died, row.dead_seq))
+    group.parked -= row.span.hi - row.span.lo + 1
     state.touch_group(group)

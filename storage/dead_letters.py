@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.client.protocol import columns as batches
-from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.errors import BadValue, StateBroken
 from holdfast.client.protocol.queries import DeadLetters
 from holdfast.client.protocol.replies import DeadListed
 from holdfast.client.protocol.replies import DeadRow as DeadReply
@@ -12,17 +12,17 @@ from holdfast.client.protocol.values import Columns
 from holdfast.storage import filters
 from holdfast.storage.rows import CAUSES, DEAD_MOVE_FAILED, DeadRow, GroupRow, QueueRow, unpack_dead
 from holdfast.storage.state import View
-from holdfast.storage.tables import Table, k1, k2, u2
+from holdfast.storage.tables import Table, k1, k3, k4, u4
 
 
 def select(view: View, queue: QueueRow, chosen: Sequence[GroupRow], query: DeadLetters) -> DeadListed:
-    """Matching rows in the order (group's age, version); `after` is the token of the page before."""
+    """Matching rows by (group's age, version, death); `after` is the token of the page before."""
     where = filters.parse(query.where) if query.where.strip() else None
     rows: list[DeadReply] = []
     matched = scanned = 0
     for group, row, version in _walk(view, chosen, _start(query.after)):
         if scanned >= query.scan or (not query.count_only and len(rows) >= query.limit):
-            token = k2(group.gid, version)
+            token = k4(group.gid, row.span.lo, row.dead_seq, version)
             return DeadListed(rows=tuple(rows), matched=matched, scanned=scanned, next_token=token)
         scanned += 1
         columns, body = view.content(queue.q, version, row.blob)
@@ -34,33 +34,32 @@ def select(view: View, queue: QueueRow, chosen: Sequence[GroupRow], query: DeadL
     return DeadListed(rows=tuple(rows), matched=matched, scanned=scanned, next_token=b"")
 
 
-def _start(token: bytes) -> tuple[int, int]:
+Start = tuple[int, int, int, int]  # group, first version and number of the row, version in it
+
+
+def _start(token: bytes) -> Start:
     if not token:
-        return 0, 0
-    if len(token) != 16:
+        return 0, 0, 0, 0
+    if len(token) != 32:
         raise BadValue(field="after", problem="is no token of a former page")
-    gid, version = u2(token)
-    return gid, version
+    gid, lo, dead_seq, version = u4(token)
+    return gid, lo, dead_seq, version
 
 
-def _walk(view: View, chosen: Sequence[GroupRow], start: tuple[int, int]) -> Iterator[tuple[GroupRow, DeadRow, int]]:
+def _walk(view: View, chosen: Sequence[GroupRow], start: Start) -> Iterator[tuple[GroupRow, DeadRow, int]]:
     for group in chosen:
         if group.gid < start[0]:
             continue
-        low = start[1] if group.gid == start[0] else 0
-        before = view.txn.last(Table.DEAD, k1(group.gid), k2(group.gid, low))
-        rows = [before[1]] if before is not None else []
-        yield from _versions(group, rows, low)
-        yield from _versions(
-            group, (data for _, data in view.txn.scan(Table.DEAD, k2(group.gid, low), k1(group.gid + 1))), low
-        )
-
-
-def _versions(group: GroupRow, rows: Any, low: int) -> Iterator[tuple[GroupRow, DeadRow, int]]:
-    for data in rows:
-        row = unpack_dead(data)
-        for version in range(max(row.span.lo, low), row.span.hi + 1):
-            yield group, row, version
+        here = group.gid == start[0]
+        low = k3(group.grave, start[1], start[2]) if here else k1(group.grave)
+        for key, _ in view.txn.scan(Table.DEAD_AT, low, k1(group.grave + 1)):
+            data = view.txn.get(Table.DEAD, k1(group.grave) + key[16:])
+            if data is None:
+                raise StateBroken(problem=f"group {group.gid} has no dead row {key[16:].hex()}")
+            row = unpack_dead(data)
+            first = start[3] if here and key == low else row.span.lo
+            for version in range(max(first, row.span.lo), row.span.hi + 1):
+                yield group, row, version
 
 
 class _Fields:

@@ -47,8 +47,20 @@ def fold(state: State, queue: QueueRow, group: GroupRow) -> bool:
         else:
             budget -= _batch_expires(state, queue, group, key, at_ms)
         state.touch_group(group)
+    if _next(state, queue, group) is None:
+        return False
     state.effects[TouchSoon(queue.q)] = None
     return True
+
+
+def release_due(state: State, queue: QueueRow, group: GroupRow) -> None:
+    """For a generation that begins: what was held back and has come due before is available at once."""
+    for _ in range(state.limits.fold_ranges):
+        row = _next_sched(state, queue, group)
+        if row is None:
+            return
+        _batch_due(state, queue, group, row[0])
+    state.effects[TouchSoon(queue.q)] = None
 
 
 def is_due(view: View, queue: QueueRow, group: GroupRow) -> bool:
@@ -58,7 +70,7 @@ def is_due(view: View, queue: QueueRow, group: GroupRow) -> bool:
         or view.time_ms >= group.wait_due
         or (queue.sched_rows > 0 and group.held > 0)
         or queue.ttl_rows > 0
-        or (group.dead_rows > 0 and queue.settings.dead_retention_ms is not None)
+        or (group.parked > 0 and queue.settings.dead_retention_ms is not None)
     )
 
 
@@ -76,8 +88,8 @@ def _next(state: State, queue: QueueRow, group: GroupRow) -> Event | None:
         group.wait_due = NEVER if row is None else int.from_bytes(row[0][8:16], "big")
         if row is not None and group.wait_due <= now:
             found.append((group.wait_due, 1, int.from_bytes(row[0][16:], "big"), _WAIT, row[0]))
-    if queue.sched_rows and group.held:
-        row = state.txn.first(Table.SCHED, k3(queue.q, group.sched_time, group.sched_version + 1), k2(queue.q, now + 1))
+    if queue.sched_rows:
+        row = _next_sched(state, queue, group)
         if row is not None:
             found.append(_batch_event(row[0], _SCHED))
     if queue.ttl_rows:
@@ -85,6 +97,14 @@ def _next(state: State, queue: QueueRow, group: GroupRow) -> Event | None:
         if row is not None:
             found.append(_batch_event(row[0], _TTL))
     return min(found) if found else None
+
+
+def _next_sched(state: State, queue: QueueRow, group: GroupRow) -> tuple[bytes, bytes] | None:
+    """The next batch whose due time has come, of those that are not folded in this group."""
+    if not group.held:
+        return None
+    low = k3(queue.q, group.sched_time, group.sched_version + 1)
+    return state.txn.first(Table.SCHED, low, k2(queue.q, state.time_ms + 1))
 
 
 def _batch_event(key: bytes, source: int) -> Event:
@@ -106,6 +126,7 @@ def _lease_expires(state: State, queue: QueueRow, group: GroupRow, key: bytes, a
     group.in_flight -= n
     state.add_flight(group.g, row.session, -n, 0)
     policy = groups.policy(queue, group)
+    back: list[tuple[Span, int]] = []
     for span in row.held:
         span.attempts = leases.attempts_after(row, span)
         span.flags &= ~BEGUN
@@ -116,7 +137,8 @@ def _lease_expires(state: State, queue: QueueRow, group: GroupRow, key: bytes, a
         history.record(
             state, queue, "expiry", at_ms, span.lo, span.hi, group.name, lease_id, span.consumer, LEASE_EXPIRED
         )
-        groups.come_back(state, queue, group, span, at_ms=at_ms, until_ms=at_ms + away)
+        back.append((span, at_ms + away))
+    groups.come_back(state, queue, group, back, at_ms=at_ms)
     return max(len(row.held), 1)
 
 
@@ -125,11 +147,16 @@ def _wait_ends(state: State, queue: QueueRow, group: GroupRow, key: bytes, at_ms
     lo = int.from_bytes(key[16:], "big")
     data = state.delete(Table.WAIT, k2(group.g, lo))
     state.delete(Table.WAIT_DUE, key)
-    if data is not None:
-        span, _ = unpack_span(data, 8)
-        group.waiting -= span.hi - span.lo + 1
-        groups.come_back(state, queue, group, span, at_ms=at_ms)
-    return 1
+    if data is None:
+        return 1
+    span, _ = unpack_span(data, 8)
+    group.waiting -= span.hi - span.lo + 1
+    if span.attempts < groups.policy(queue, group).max_delivery_attempts:
+        groups.put(state, queue, group, span, at_ms, 0)
+        return 1
+    for version in range(span.lo, span.hi + 1):  # the limit was lowered meanwhile: each dies by itself
+        groups.end(state, queue, group, [span.part(version, version)], "max_attempts", at_ms)
+    return span.hi - span.lo + 1
 
 
 def _batch_due(state: State, queue: QueueRow, group: GroupRow, key: bytes) -> int:
@@ -169,8 +196,14 @@ def _batch_expires(state: State, queue: QueueRow, group: GroupRow, key: bytes, a
         for part_lo, part_hi in settled.unsettled(state, group, max(lo, group.cursor), hi):
             spans.append(Span(part_lo, part_hi))
     spans.sort(key=lambda span: span.lo)
+    run: list[Span] = []
     for span in spans:
         groups.take_back(state, group, span.lo, span.hi)
         groups.take_waiting(state, group, span.lo, span.hi)
-        groups.expire(state, queue, group, span, at_ms)
+        if run and run[-1].hi + 1 != span.lo:
+            groups.end(state, queue, group, run, "expired", at_ms)
+            run = []
+        run.append(span)
+    if run:
+        groups.end(state, queue, group, run, "expired", at_ms)
     return max(len(spans), 1)

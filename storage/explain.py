@@ -25,17 +25,16 @@ def version_reason(view: View, queue: QueueRow, group: GroupRow, version: int) -
     if why is not None and why != REDRIVEN:
         return _settled(view, group, version, WHYS[why])
     if version < group.start and why != REDRIVEN:
-        buried = dead.read_row(view, group, version) is not None
-        return _settled(view, group, version, "dead") if buried else Explained(reason="before_start")
+        return _settled(view, group, version, "before_start")
     waiting = groups.span_at(view, Table.WAIT, group.g, version)
     if waiting is not None:
         return Explained(reason="delayed", facts=(("until_ms", waiting[1]),))
     if groups.span_at(view, Table.BACK, group.g, version) is not None:
         return _available(view, queue, group, version)
     batch = view.batch_at(queue.q, version)
-    if batch is not None and batch.due and leases.is_held(group, batch):
+    if batch is not None and batch.due and leases.is_held(group, batch) and why is None:
         return Explained(reason="delayed", facts=(("until_ms", batch.due),))
-    if batch is not None and not batch.due and version >= group.cursor:
+    if batch is not None and not batch.due and version >= group.cursor and why is None:
         return _available(view, queue, group, version)
     for lease_id, row in _open_leases(view, group):
         if any(span.lo <= version <= span.hi for span in row.held):
@@ -49,12 +48,7 @@ def group_reason(view: View, queue: QueueRow, group: GroupRow) -> Explained:
     if lowest is not None:
         return _available(view, queue, group, lowest)
     if group.in_flight:
-        found = view.txn.first(Table.LEASE_DUE, k1(group.g), k1(group.g + 1))
-        deadline = int.from_bytes(found[0][8:16], "big") if found is not None else 0
-        first = min(
-            (lease for lease in _open_leases(view, group) if lease[1].deadline == deadline), key=lambda lease: lease[0]
-        )
-        return _leased(view, *first)
+        return _leased(view, *min(_open_leases(view, group), key=lambda lease: (lease[1].deadline, lease[0])))
     if groups.delayed(group):
         return Explained(reason="delayed", facts=(("until_ms", _earliest(view, queue, group)),))
     return Explained(reason="empty")
@@ -90,11 +84,12 @@ def unsettled_ranges(view: View, group: GroupRow, lo: int, hi: int) -> list[tupl
 
 
 def _settled(view: View, group: GroupRow, version: int, why: str) -> Explained:
-    row = dead.read_row(view, group, version) if why == "dead" else None
+    """What is over, or was never there: a parked death of an earlier generation comes before the latter."""
+    row = dead.read_row(view, group, version) if why in ("dead", "freed", "before_start") else None
     if row is None:
         return Explained(reason=why)
     facts = (("dead_seq", row.dead_seq + version - row.span.lo), ("cause", CAUSES[row.cause]))
-    return Explained(reason=why, facts=facts)
+    return Explained(reason="dead", facts=facts)
 
 
 def _available(view: View, queue: QueueRow, group: GroupRow, version: int) -> Explained:

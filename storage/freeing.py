@@ -16,7 +16,7 @@ def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     state.insert(Table.BATCH, key, batch.pack())
     _count(queue, batch, 1)
     if batch.flags & BATCH_KEPT:
-        queue.kept_bytes += batch.body_bytes
+        queue.kept_rows += 1
         state.insert(Table.KEPT, key, b"")
     else:
         queue.live_count += batch.count
@@ -34,7 +34,7 @@ def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     state.delete(Table.BATCH, key)
     _count(queue, batch, -1)
     if batch.flags & BATCH_KEPT:
-        queue.kept_bytes -= batch.body_bytes
+        queue.kept_rows -= 1
         state.delete(Table.KEPT, key)
     else:
         queue.live_count -= batch.count
@@ -69,7 +69,7 @@ def free(state: State, queue: QueueRow, batch: BatchRow) -> None:
     """The end of a batch: row, index rows and blob."""
     remove_batch(state, queue, batch)
     state.drop_blob(batch.blob)
-    _mark_freed(state, queue, batch.first, batch.last)
+    mark_freed(state, queue, batch.first, batch.last)
 
 
 def restore(state: State, queue: QueueRow, batch: BatchRow) -> None:
@@ -133,7 +133,7 @@ def _end(state: State, queue: QueueRow, batch: BatchRow) -> None:
     elif not batch.flags & BATCH_KEPT:
         queue.live_count -= batch.count
         queue.live_bytes -= batch.body_bytes
-        queue.kept_bytes += batch.body_bytes
+        queue.kept_rows += 1
         batch.flags |= BATCH_KEPT
         state.put(Table.BATCH, k2(queue.q, batch.first), batch.pack())
         state.insert(Table.KEPT, k2(queue.q, batch.first), b"")
@@ -157,7 +157,7 @@ def _pinned(view: View, queue: QueueRow, first: int, last: int) -> bool:
     return False
 
 
-def _mark_freed(state: State, queue: QueueRow, lo: int, hi: int) -> None:
+def mark_freed(state: State, queue: QueueRow, lo: int, hi: int) -> None:
     q = queue.q
     if lo == queue.low:
         queue.low = hi + 1

@@ -16,6 +16,7 @@ from holdfast.storage.effects import WakeConsumers
 from holdfast.storage.rows import (
     REDRIVE,
     WHY_NUMBER,
+    Cause,
     GroupRow,
     QueueRow,
     Span,
@@ -136,37 +137,55 @@ def come_back(
     state: State,
     queue: QueueRow,
     group: GroupRow,
-    span: Span,
+    spans: Iterable[tuple[Span, int]],
     *,
     at_ms: int,
-    until_ms: int = 0,
     rejected: bool = False,
 ) -> None:
-    """A span that was in flight or away is judged (L3): dead, expired, away until then, or available.
+    """Spans that were in flight are judged (L3): dead, expired, away until the time beside them, or available.
 
-    `span.attempts` is what counts now. The caller has taken the span out of where it was, counters included.
+    `span.attempts` is what counts now. The caller has taken the spans out of where they were, counters included.
+    Neighbours that end for the same cause end together, and so are moved together or not at all (D1).
     """
-    if rejected:
-        dead.die(state, queue, group, span, "rejected", at_ms)
-    elif span.attempts >= policy(queue, group).max_delivery_attempts:
-        dead.die(state, queue, group, span, "max_attempts", at_ms)
-    elif queue.ttl_rows and not span.flags & REDRIVE:
-        for part, is_expired in _split_expired(state, queue, span, at_ms):
-            if is_expired:
-                expire(state, queue, group, part, at_ms)
+    limit = policy(queue, group).max_delivery_attempts
+    ending: list[Span] = []
+    ends_by: Cause = "rejected"
+    for span, until_ms in spans:
+        for part, cause in _judge(state, queue, span, limit, at_ms, rejected):
+            if ending and (cause != ends_by or part.lo != ending[-1].hi + 1):
+                end(state, queue, group, ending, ends_by, at_ms)
+                ending = []
+            if cause is None:
+                put(state, queue, group, part, at_ms, until_ms)
             else:
-                _put(state, queue, group, part, at_ms, until_ms)
-    else:
-        _put(state, queue, group, span, at_ms, until_ms)
+                ending.append(part)
+                ends_by = cause
+    if ending:
+        end(state, queue, group, ending, ends_by, at_ms)
 
 
-def expire(state: State, queue: QueueRow, group: GroupRow, span: Span, at_ms: int) -> None:
-    """The TTL of these versions has passed, and nobody holds them (P7)."""
-    group.expired += span.hi - span.lo + 1
-    if queue.settings.on_expired == "discard":
-        settle(state, queue, group, span.lo, span.hi, DISCARDED, redriven=bool(span.flags & REDRIVE))
-    else:
-        dead.die(state, queue, group, span, "expired", at_ms)
+def _judge(
+    state: State, queue: QueueRow, span: Span, limit: int, at_ms: int, rejected: bool
+) -> list[tuple[Span, Cause | None]]:
+    """The span in maximal parts, each with the cause for which it ends, or none."""
+    if rejected:
+        return [(span, "rejected")]
+    if span.attempts >= limit:
+        return [(span, "max_attempts")]
+    if queue.ttl_rows and not span.flags & REDRIVE:
+        return [(part, "expired" if over else None) for part, over in _split_expired(state, queue, span, at_ms)]
+    return [(span, None)]
+
+
+def end(state: State, queue: QueueRow, group: GroupRow, spans: list[Span], cause: Cause, at_ms: int) -> None:
+    """Neighbouring versions that nobody holds will not be delivered again; a TTL may just discard them (P7)."""
+    if cause == "expired":
+        group.expired += sum(span.hi - span.lo + 1 for span in spans)
+        if queue.settings.on_expired == "discard":
+            for span in spans:
+                settle(state, queue, group, span.lo, span.hi, DISCARDED, redriven=bool(span.flags & REDRIVE))
+            return
+    dead.die(state, queue, group, spans, cause, at_ms)
 
 
 def make_available(state: State, queue: QueueRow, group: GroupRow, span: Span) -> None:
@@ -175,7 +194,8 @@ def make_available(state: State, queue: QueueRow, group: GroupRow, span: Span) -
     state.effects[WakeConsumers(queue.q, group.name)] = None
 
 
-def _put(state: State, queue: QueueRow, group: GroupRow, span: Span, at_ms: int, until_ms: int) -> None:
+def put(state: State, queue: QueueRow, group: GroupRow, span: Span, at_ms: int, until_ms: int) -> None:
+    """Available now, or away until then."""
     if until_ms <= at_ms:
         make_available(state, queue, group, span)
         return

@@ -41,9 +41,11 @@ def record(
 
 
 def read(view: View, queue: QueueRow, from_seq: int, limit: int) -> Iterator[HistoryRow]:
-    low = max(from_seq, queue.history_low)
+    """Rows from a number on, without those that are beyond their retention and not removed yet."""
+    low = max(from_seq, queue.history_low, queue.history_seq - view.limits.history_rows + 1)
     for key, data in view.txn.scan(Table.HISTORY, k2(queue.q, low), k2(queue.q, min(low + limit, 2**63))):
-        yield _unpack(int.from_bytes(key[8:], "big"), data)
+        if _ROW.unpack_from(data)[1] + view.limits.history_ms > view.time_ms:
+            yield _unpack(int.from_bytes(key[8:], "big"), data)
 
 
 def _trim(state: State, queue: QueueRow) -> None:

@@ -11,7 +11,7 @@ from holdfast.client.protocol.commands import Lease
 from holdfast.client.protocol.errors import AckHoleCapExceeded, InFlightLimit, LeaseExpired, LeaseTooLong
 from holdfast.client.protocol.replies import Grant, Leased
 from holdfast.client.protocol.values import Columns, LeaseId
-from holdfast.storage import clock, dead, freeing, groups, history, settled
+from holdfast.storage import clock, freeing, groups, history, settled
 from holdfast.storage.effects import TouchSoon
 from holdfast.storage.groups import Policy
 from holdfast.storage.rows import (
@@ -33,6 +33,7 @@ from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k1, k2, k4
 
 ACKED = WHY_NUMBER["acked"]
+AUTO = b"a"  # in LEASE_DUE: nothing returns when this one ends (L6)
 NOTHING = Leased(lease_id=LeaseId(0), deadline_ms=0, grants=())
 
 
@@ -73,7 +74,7 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         state.add_flight(group.g, session, n, 1)
     row = LeaseRow(session, deadline, state.lease_time, flags, ranges, taken)
     state.insert(Table.LEASE, k2(group.g, lease_id), row.pack())
-    state.insert(Table.LEASE_DUE, k4(group.g, deadline, ranges[0][0], lease_id), b"")
+    state.insert(Table.LEASE_DUE, k4(group.g, deadline, ranges[0][0], lease_id), AUTO if command.auto_ack else b"")
     if deadline < group.lease_due:
         group.lease_due = deadline
     state.touch_group(group)
@@ -122,18 +123,19 @@ def attempts_after(row: LeaseRow, span: Span) -> int:
 
 def cap_exceeded(view: View, group: GroupRow, policy: Policy) -> AckHoleCapExceeded | None:
     """The refusal of L5, if the group is over its cap."""
-    holes = group.holes + group.held_passed + group.redriven
-    if holes <= policy.max_ack_holes:
+    cap = policy.max_ack_holes + group.held_passed + group.redriven
+    if group.holes <= cap:
         return None
-    return AckHoleCapExceeded(holes=holes, cap=policy.max_ack_holes, next_due_ms=next_due(view, group))
+    return AckHoleCapExceeded(holes=group.holes, cap=cap, next_due_ms=next_due(view, group))
 
 
 def next_due(view: View, group: GroupRow) -> int | None:
     """When the next lease falls due or the next nack delay ends, in committed time."""
     times = []
-    lease = view.txn.first(Table.LEASE_DUE, k1(group.g), k1(group.g + 1)) if group.in_flight else None
-    if lease is not None:
-        times.append(clock.due_time(view.meta, int.from_bytes(lease[0][8:16], "big")))
+    if group.in_flight:
+        rows = view.txn.scan(Table.LEASE_DUE, k1(group.g), k1(group.g + 1))
+        deadline = next((int.from_bytes(key[8:16], "big") for key, auto in rows if not auto), NEVER)
+        times.append(clock.due_time(view.meta, deadline))
     wait = view.txn.first(Table.WAIT_DUE, k1(group.g), k1(group.g + 1)) if group.waiting else None
     if wait is not None:
         times.append(int.from_bytes(wait[0][8:16], "big"))
@@ -171,7 +173,9 @@ class Walk:
                     state.delete(Table.BACK, k2(self._group.g, self._back_key))
                     self._back_read = False
                     self._back_from = back.hi + 1
-                    dead.die(state, self._queue, self._group, back, "max_attempts", state.time_ms)
+                    for version in range(back.lo, back.hi + 1):  # the limit was lowered: each dies by itself
+                        gone = [back.part(version, version)]
+                        groups.end(state, self._queue, self._group, gone, "max_attempts", state.time_ms)
                     continue
                 batch = state.batch_at(self._queue.q, back.lo)
                 assert batch is not None
@@ -301,7 +305,7 @@ def _take(walk: Walk, room: int, max_bytes: int, ceiling: int) -> list[Span]:
         hi = min(walk.hi, walk.lo + room - 1, ceiling)
         fits, size = _fit(walk, hi, left)
         if fits < walk.lo and not taken:
-            fits, size = walk.lo, left
+            fits, size = walk.lo, left + 1  # larger than the lease may be, and alone in it
         if fits < walk.lo:
             break
         span = walk.take(fits)

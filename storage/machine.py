@@ -48,11 +48,12 @@ from holdfast.client.protocol.errors import (
     BadValue,
     HoldfastError,
     InvariantBroken,
+    Overloaded,
     RulesUnknown,
     SessionExpired,
     StateBroken,
 )
-from holdfast.client.protocol.limits import Limits
+from holdfast.client.protocol.limits import Limits, limit_max
 from holdfast.client.protocol.replies import Answer, Done, Failed, Reply, Touched
 from holdfast.client.protocol.values import Place
 from holdfast.storage import (
@@ -79,6 +80,7 @@ from holdfast.storage.state import State
 from holdfast.storage.store import WriteTxn
 
 RULES_VERSION = 1
+RETRY_AFTER_MS = 100  # the leader touches what is due as fast as it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,14 @@ def apply_all(txn: WriteTxn, entries: Sequence[Entry]) -> list[Applied]:
     return [_apply_one(txn, entry) for entry in entries]
 
 
+def begin_generation(txn: WriteTxn) -> None:
+    """What a restore adds to the state that it brings back: ids and epochs count above all that were given out (T4)."""
+    state = State(txn)
+    state.meta.generation += 1
+    state.meta.queue_ids = state.meta.lease_ids = 0
+    state.flush()
+
+
 def _apply_one(txn: WriteTxn, entry: Entry) -> Applied:
     state = State(txn)
     meta = state.meta
@@ -111,7 +121,7 @@ def _apply_one(txn: WriteTxn, entry: Entry) -> Applied:
     for position, (envelope, command_hash) in enumerate(entry.commands):
         reply = _answer(state, envelope, command_hash)
         answers.append(Answer(Place(entry.index, position, state.time_ms), reply))
-    meta.applied = entry.index
+    state.meta.applied = entry.index  # not `meta`: an undone transaction has put another object in its place
     state.flush()
     return Applied(tuple(answers), tuple(state.effects))
 
@@ -121,7 +131,9 @@ def _answer(state: State, envelope: Envelope, command_hash: int) -> Reply:
     command = envelope.command
     try:
         if not _needs_session(command):
-            return _execute(state, envelope)
+            reply = _execute(state, envelope)
+            _free_what_was_kept(state, command)
+            return reply
         if isinstance(command, OpenSession):
             if not envelope.session:
                 raise SessionExpired
@@ -134,18 +146,30 @@ def _answer(state: State, envelope: Envelope, command_hash: int) -> Reply:
         return Failed(error)
     if known is not None:
         return known
+    sessions.begin(state, row, envelope)
     try:
         reply = _execute(state, envelope)
     except InvariantBroken:
         raise
     except HoldfastError as error:
         reply = Failed(error)
+    _free_what_was_kept(state, command)
+    row = state.session(envelope.session) or row  # an undone transaction has put another object in its place
     where = b""
     if isinstance(command, Lease):
         group = state.group(command.queue_id, command.group)
         where = sessions.lease_place(command.queue_id, group.gid if group is not None else 0)
     sessions.remember(state, row, envelope, command_hash, reply, where)
     return reply
+
+
+def _free_what_was_kept(state: State, command: Command) -> None:
+    """What a command settled may be beyond retention at once."""
+    named = command.items if isinstance(command, Transaction) else (command,)
+    for item in named:
+        queue = state.queue(getattr(item, "queue_id", 0))
+        if queue is not None and queue.kept_rows and not queue.deleted:
+            retention.free_kept(state, queue)
 
 
 def _needs_session(command: Command) -> bool:
@@ -192,20 +216,20 @@ def _execute(state: State, envelope: Envelope) -> Reply:
         case ForgetProducer():
             return produce.forget_producer(state, _queue(state, command.queue_id), command)
         case Cancel():
-            return schedule.cancel(state, _all_touched(state, command.queue_id), command)
+            return schedule.cancel(state, _all_folded(state, command.queue_id), command)
         case Reschedule():
-            return schedule.reschedule(state, _all_touched(state, command.queue_id), command)
+            return schedule.reschedule(state, _all_folded(state, command.queue_id), command)
         case Redrive():
-            return dead.redrive(state, *_touched(state, command.queue_id, command.group), command)
+            return dead.redrive(state, *_folded(state, command.queue_id, command.group), command)
         case RedriveToOrigin():
-            return origin.redrive_to_origin(state, *_touched(state, command.queue_id, command.group), command)
+            return origin.redrive_to_origin(state, *_folded(state, command.queue_id, command.group), command)
         case DropDead():
-            _, group = _touched(state, command.queue_id, command.group)
+            _, group = _folded(state, command.queue_id, command.group)
             return dead.drop(state, group, command)
         case Transaction():
             return transactions.run(state, command, session)
         case Stage():
-            return staging.stage(state, command)
+            return staging.stage(state, _queue(state, command.queue_id), command)
         case Publish():
             return staging.publish(state, command)
         case Abort():
@@ -215,19 +239,19 @@ def _execute(state: State, envelope: Envelope) -> Reply:
         case CreateQueue():
             return queues.create_queue(state, command)
         case UpdateQueue():
-            return queues.update_queue(state, _all_touched(state, command.queue_id), command)
+            return queues.update_queue(state, _all_folded(state, command.queue_id), command)
         case DeleteQueue():
-            return queues.delete_queue(state, _all_touched(state, command.queue_id))
+            return queues.delete_queue(state, _all_touched(state, command.queue_id)[0])
         case PurgeQueue():
             return _purge(state, command)
         case CreateGroup():
             return queues.create_group(state, _queue(state, command.queue_id), command)
         case UpdateGroup():
-            return queues.update_group(state, *_touched(state, command.queue_id, command.group), command)
+            return queues.update_group(state, *_folded(state, command.queue_id, command.group), command)
         case DeleteGroup():
             return queues.delete_group(state, *_touched(state, command.queue_id, command.group))
         case Seek():
-            return queues.seek(state, *_touched(state, command.queue_id, command.group), command)
+            return queues.seek(state, *_folded(state, command.queue_id, command.group), command)
         case ReportCursor():
             return retention.report_cursor(state, _queue(state, command.queue_id), command)
         case SetLimits():
@@ -245,36 +269,63 @@ def _queue(state: State, q: int) -> QueueRow:
 
 
 def _touched(state: State, q: int, name: str) -> tuple[QueueRow, GroupRow]:
-    queue = _queue(state, q)
-    group = groups.find_group(state, queue, name)
-    due.fold(state, queue, group)
+    queue, group, _ = _touched_more(state, q, name)
     return queue, group
 
 
-def _all_touched(state: State, q: int) -> QueueRow:
-    queue = _queue(state, q)
-    for group in list(state.groups(q)):
-        due.fold(state, queue, group)
+def _touched_more(state: State, q: int, name: str) -> tuple[QueueRow, GroupRow, bool]:
+    """Queue and group, folded; and whether more is due there than one command folds."""
+    queue = groups.find_queue(state, q)
+    group = groups.find_group(state, queue, name)
+    more = due.fold(state, queue, group)
+    retention.fold(state, queue)
+    return queue, group, more
+
+
+def _all_touched(state: State, q: int) -> tuple[QueueRow, bool]:
+    """The queue, and whether more is due in one of its groups than one command folds."""
+    queue = groups.find_queue(state, q)
+    more = [due.fold(state, queue, group) for group in list(state.groups(q))]
+    retention.fold(state, queue)
+    return queue, any(more)
+
+
+def _folded(state: State, q: int, name: str) -> tuple[QueueRow, GroupRow]:
+    """As `_touched`, for commands that look at versions which nobody holds: nothing may be due there any more (T3)."""
+    queue, group, more = _touched_more(state, q, name)
+    if more:
+        raise _more_is_due(state)
+    return queue, group
+
+
+def _all_folded(state: State, q: int) -> QueueRow:
+    queue, more = _all_touched(state, q)
+    if more:
+        raise _more_is_due(state)
     return queue
 
 
+def _more_is_due(state: State) -> Overloaded:
+    """Acting before it is folded would make the outcome depend on who touched when."""
+    return Overloaded(limit_name="fold_ranges", limit=state.limits.fold_ranges, retry_after_ms=RETRY_AFTER_MS)
+
+
 def _touch(state: State, command: Touch) -> Touched:
+    queue = groups.find_queue(state, command.queue_id)
+    chosen = list(state.groups(queue.q))
     if command.group is not None:
-        queue, group = groups.find_queue(state, command.queue_id), None
-        group = groups.find_group(state, queue, command.group)
-        retention.fold(state, queue)
-        return Touched(more=due.fold(state, queue, group))
-    queue = _queue(state, command.queue_id)
-    more = [due.fold(state, queue, group) for group in list(state.groups(queue.q))]
+        chosen = [groups.find_group(state, queue, command.group)]
+    more = [due.fold(state, queue, group) for group in chosen]
+    retention.fold(state, queue)
     return Touched(more=any(more))
 
 
 def _purge(state: State, command: PurgeQueue) -> Reply:
+    queue = groups.find_queue(state, command.queue_id)
+    chosen = state.groups(queue.q)
     if command.group is not None:
-        queue, group = _touched(state, command.queue_id, command.group)
-        return queues.purge(state, queue, command, [group])
-    queue = _all_touched(state, command.queue_id)
-    return queues.purge(state, queue, command, state.groups(queue.q))
+        chosen = [groups.find_group(state, queue, command.group)]
+    return queues.purge(state, _all_folded(state, queue.q), command, chosen)
 
 
 def _set_limits(state: State, command: SetLimits) -> Done:
@@ -282,8 +333,8 @@ def _set_limits(state: State, command: SetLimits) -> Done:
     for name, value in command.changes:
         if name not in known:
             raise BadValue(field=name, problem=f"is no limit; these are: {', '.join(sorted(known))}")
-        if not 1 <= value <= 2**62:
-            raise BadValue(field=name, problem=f"is {value}; 1 to {2**62} is allowed")
+        if not 1 <= value <= limit_max(name):
+            raise BadValue(field=name, problem=f"is {value}; 1 to {limit_max(name)} is allowed")
     state.meta.limits.update(command.changes)
     state.limits = Limits(**state.meta.limits)
     return Done()

@@ -13,9 +13,8 @@ CANCELLED = WHY_NUMBER["cancelled"]
 
 
 def redrive_to_origin(state: State, queue: QueueRow, group: GroupRow, command: RedriveToOrigin) -> Redriven:
-    """Available versions go home; the first origin that cannot take one ends the step."""
-    asked = sum(hi - lo + 1 for lo, hi in command.versions)
-    count = 0
+    """Available versions go home; the first origin that cannot take one ends the step, and those behind it wait."""
+    count = before = 0
     for lo, hi in command.versions:
         for batch in list(state.batches(queue.q, lo, hi)):
             columns, body = state.content(queue.q, batch.first, batch.blob)
@@ -28,11 +27,12 @@ def redrive_to_origin(state: State, queue: QueueRow, group: GroupRow, command: R
                 error = _send_home(state, queue, message, headers)
                 if error is not None:
                     if count:
-                        return Redriven(count=count, skipped=asked - count)
+                        return Redriven(count=count, skipped=before + version - lo - count)
                     raise error
                 _leave(state, queue, group, version, redriven)
                 count += 1
-    return Redriven(count=count, skipped=asked - count)
+        before += hi - lo + 1
+    return Redriven(count=count, skipped=before - count)
 
 
 def _available(state: State, group: GroupRow, batch: BatchRow, lo: int, hi: int) -> list[tuple[int, bool]]:

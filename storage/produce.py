@@ -5,6 +5,7 @@ thing of all its messages.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from holdfast.client.protocol import columns as batches
 from holdfast.client.protocol.commands import ForgetProducer, OpenProducer, Produce
@@ -26,6 +27,9 @@ from holdfast.storage import freeing, history
 from holdfast.storage.effects import WakeConsumers
 from holdfast.storage.rows import BatchRow, ProducerRow, QueueRow
 from holdfast.storage.state import State, View, content_hash
+from holdfast.storage.tables import Table, after, k1
+
+PRODUCERS_LOOKED_AT = 1_024  # for expired ones, by a produce that meets the limit
 
 
 def numbered(state: State, queue: QueueRow, command: Produce) -> Produced:
@@ -57,8 +61,7 @@ def numbered(state: State, queue: QueueRow, command: Produce) -> Produced:
     check_batch(state, queue, command.columns)
     check_room(queue, count, len(command.body))
     if producer is None:
-        if queue.producers >= state.limits.producers_per_queue:
-            raise LimitReached(limit_name="producers_per_queue", limit=state.limits.producers_per_queue)
+        _check_place(state, queue, client)
         window = []
     else:
         done_below = first_seq if command.done_below is None else min(command.done_below, first_seq)
@@ -95,11 +98,11 @@ def open_producer(state: State, queue: QueueRow, command: OpenProducer) -> Produ
     producer = known_producer(state, queue, command.client_id)
     if producer is None or not producer.epoch or producer.nonce != command.nonce:
         if producer is None:
-            if queue.producers >= state.limits.producers_per_queue:
-                raise LimitReached(limit_name="producers_per_queue", limit=state.limits.producers_per_queue)
+            _check_place(state, queue, command.client_id)
             producer = _new_producer(state, queue, command.client_id)
         generation = state.meta.generation << GENERATION_SHIFT
-        producer.epoch = max(producer.epoch, queue.epoch_floor, generation) + 1
+        producer.epoch = queue.last_epoch = max(queue.last_epoch, generation) + 1
+        state.touch_queue(queue)
         producer.nonce = command.nonce
     producer.last_use = state.time_ms
     state.touch_producer(queue.q, command.client_id)
@@ -107,10 +110,9 @@ def open_producer(state: State, queue: QueueRow, command: OpenProducer) -> Produ
 
 
 def forget_producer(state: State, queue: QueueRow, command: ForgetProducer) -> Done:
-    producer = known_producer(state, queue, command.client_id)
-    if producer is None:
+    if known_producer(state, queue, command.client_id) is None:
         raise ProducerUnknown(client_id=command.client_id)
-    _drop_producer(state, queue, command.client_id, producer)
+    _drop_producer(state, queue, command.client_id)
     return Done()
 
 
@@ -185,7 +187,7 @@ def append(
     if plain:
         for group in state.groups(queue.q):
             state.effects[WakeConsumers(queue.q, group.name)] = None
-    history.record(state, queue, "produce", state.time_ms, first, queue.tail, "", 0, client, "")
+    history.record(state, queue, "produce", state.time_ms, first, queue.tail, "", 0, "", "")
     return first
 
 
@@ -203,7 +205,7 @@ def append_stored(
     freeing.store_batch(state, queue, batch)
     for group in state.groups(queue.q):
         state.effects[WakeConsumers(queue.q, group.name)] = None
-    history.record(state, queue, "produce", state.time_ms, first, queue.tail, "", 0, client, "")
+    history.record(state, queue, "produce", state.time_ms, first, queue.tail, "", 0, "", "")
     return first
 
 
@@ -287,10 +289,9 @@ def _remembered(producer: ProducerRow, numbering_epoch: int, first_seq: int) -> 
 
 
 def _new_producer(state: State, queue: QueueRow, client: str) -> ProducerRow:
-    """A new row; one that had expired gives its place, and its epoch is never given out again."""
-    stale = state.producer(queue.q, client)
-    if stale is not None:
-        _drop_producer(state, queue, client, stale)
+    """A new row, perhaps in the place of one that had expired. Epochs are counted by the queue, so none comes twice."""
+    if state.producer(queue.q, client) is not None:
+        _drop_producer(state, queue, client)
     producer = ProducerRow()
     state.set_producer(queue.q, client, producer)
     queue.producers += 1
@@ -298,8 +299,23 @@ def _new_producer(state: State, queue: QueueRow, client: str) -> ProducerRow:
     return producer
 
 
-def _drop_producer(state: State, queue: QueueRow, client: str, producer: ProducerRow) -> None:
+def _check_place(state: State, queue: QueueRow, client: str) -> None:
+    """Refuse one producer too many. Expired ones give their place when it is needed, a bounded number at a time."""
+    limit = state.limits.producers_per_queue
+    expiry = queue.settings.producer_expiry_ms
+    if queue.producers >= limit and expiry is not None:
+        prefix = k1(queue.q)
+        rows = islice(state.txn.scan(Table.PRODUCER, prefix, after(prefix)), PRODUCERS_LOOKED_AT)
+        names = [key[8:].decode() for key, _ in rows]
+        for name in names:
+            if name != client and known_producer(state, queue, name) is None:
+                _drop_producer(state, queue, name)
+    stale = state.producer(queue.q, client) is not None
+    if queue.producers - stale >= limit:
+        raise LimitReached(limit_name="producers_per_queue", limit=limit)
+
+
+def _drop_producer(state: State, queue: QueueRow, client: str) -> None:
     state.set_producer(queue.q, client, None)
     queue.producers -= 1
-    queue.epoch_floor = max(queue.epoch_floor, producer.epoch)
     state.touch_queue(queue)

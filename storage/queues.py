@@ -22,8 +22,8 @@ from holdfast.client.protocol.errors import (
 )
 from holdfast.client.protocol.replies import Done, Purged, QueueCreated, Started
 from holdfast.client.protocol.values import GroupSettings, QueueId, QueueSettings, Version
-from holdfast.storage import dead, freeing, groups, leases, reap, settled
-from holdfast.storage.effects import EndLeases
+from holdfast.storage import dead, due, freeing, groups, leases, reap, retention, settled
+from holdfast.storage.effects import EndLeases, WakeConsumers
 from holdfast.storage.rows import (
     FREED,
     LEASE_AUTO,
@@ -35,7 +35,6 @@ from holdfast.storage.rows import (
     QueueRow,
     Span,
     pack_settings,
-    unpack_dead,
     unpack_lease,
 )
 from holdfast.storage.state import State, View
@@ -59,7 +58,7 @@ def create_queue(state: State, command: CreateQueue) -> QueueCreated:
     state.put(Table.NAME, queue_name_key(command.name), k1(q))
     state.meta.queues += 1
     for name in command.groups:
-        state.add_group(GroupRow(q, _new_id(state), _new_id(state), name, pack_settings(GroupSettings())))
+        state.add_group(_new_group(state, queue, name, GroupSettings()))
     return QueueCreated(queue_id=QueueId(q))
 
 
@@ -69,10 +68,11 @@ def update_queue(state: State, queue: QueueRow, command: UpdateQueue) -> Done:
         _check_target(state, queue.name, settings.dlq_queue)
     for group in state.groups(queue.q):
         _check_strategy(settings, group.settings)
-    was_replay = is_replay(queue)
+    was_replay = retention.is_replay(queue.settings)
     queue.settings_bytes = pack_settings(settings)
     state.touch_queue(queue)
-    if was_replay and not is_replay(queue):
+    _wake(state, queue, state.groups(queue.q))
+    if was_replay and not retention.is_replay(settings):
         reap.release_range(state, queue, queue.low, queue.tail)
     return Done()
 
@@ -99,9 +99,10 @@ def create_group(state: State, queue: QueueRow, command: CreateGroup) -> Started
     _check_target(state, queue.name, command.settings.dlq_queue)
     _check_strategy(queue.settings, command.settings)
     start, moved = _start(state, queue, command.start)
-    group = GroupRow(queue.q, _new_id(state), _new_id(state), command.group, pack_settings(command.settings))
+    group = _new_group(state, queue, command.group, command.settings)
     state.add_group(group)
     _begin(state, queue, group, start)
+    reap.release_range(state, queue, queue.low, start - 1)
     return Started(version=Version(start), moved=moved)
 
 
@@ -112,32 +113,31 @@ def update_group(state: State, queue: QueueRow, group: GroupRow, command: Update
     _check_strategy(queue.settings, settings)
     group.settings_bytes = pack_settings(settings)
     state.touch_group(group)
+    _wake(state, queue, [group])
     return Done()
 
 
 def delete_group(state: State, queue: QueueRow, group: GroupRow) -> Done:
     _drop_group(state, queue, group)
-    reap.release_range(state, queue, group.start, queue.tail)
+    reap.release_range(state, queue, queue.low, queue.tail)
     return Done()
 
 
 def seek(state: State, queue: QueueRow, group: GroupRow, command: Seek) -> Started:
     """A new generation somewhere else: all leases end, all counts start anew (G2)."""
     start, moved = _start(state, queue, command.to)
-    former_start = group.start
     _end_generation(state, queue, group)
     if command.dead:
         reap.forget_dead(state, group)
-        carried = 0
-    else:
-        carried = sum(unpack_dead(row).span.hi - unpack_dead(row).span.lo + 1 for row in _dead_rows(state, group))
-    fresh = GroupRow(group.q, group.gid, _new_id(state), group.name, group.settings_bytes)
-    fresh.dead_seq, fresh.dead_rows = group.dead_seq, group.dead_rows
-    fresh.dead = fresh.carried = carried
+        group.grave, group.parked = _new_id(state), 0
+    fresh = GroupRow(group.q, group.gid, _new_id(state), group.grave, group.name, group.settings_bytes)
+    fresh.dead_seq, fresh.parked = group.dead_seq, group.parked
+    fresh.dead = fresh.carried = group.parked
     rows = state.groups(queue.q)
     rows[rows.index(group)] = fresh
     _begin(state, queue, fresh, start)
-    reap.release_range(state, queue, min(former_start, start), queue.tail)
+    _wake(state, queue, [fresh])
+    reap.release_range(state, queue, queue.low, queue.tail)
     return Started(version=Version(start), moved=moved)
 
 
@@ -146,8 +146,16 @@ def purge(state: State, queue: QueueRow, command: PurgeQueue, chosen: Sequence[G
     return Purged(count=sum(_purge_group(state, queue, group, command) for group in chosen))
 
 
-def is_replay(queue: QueueRow) -> bool:
-    return queue.settings.replay_ms is not None or queue.settings.replay_bytes is not None
+def _wake(state: State, queue: QueueRow, chosen: Sequence[GroupRow]) -> None:
+    """Something may be deliverable to these that was not before."""
+    for group in chosen:
+        state.effects[WakeConsumers(queue.q, group.name)] = None
+
+
+def _new_group(state: State, queue: QueueRow, name: str, settings: GroupSettings) -> GroupRow:
+    """A group that does not exist yet. Deaths are counted on from those of deleted groups: no number names two."""
+    ids = _new_id(state), _new_id(state), _new_id(state)
+    return GroupRow(queue.q, *ids, name, pack_settings(settings), dead_seq=queue.dead_seq)
 
 
 def _new_id(state: State) -> int:
@@ -162,7 +170,7 @@ def _start(view: View, queue: QueueRow, asked: str | int) -> tuple[int, bool]:
         return after_tail, False
     others = view.groups(queue.q)
     if asked == "earliest":
-        if others and not is_replay(queue):
+        if others and not retention.is_replay(queue.settings):
             return min(group.floor for group in others) + 1, False
         return queue.low, False
     assert isinstance(asked, int)
@@ -179,6 +187,7 @@ def _begin(state: State, queue: QueueRow, group: GroupRow, start: int) -> None:
         group.freed += hi - lo + 1
     if queue.sched_rows and start <= queue.tail:
         group.held = _held_from(state, queue, start)
+        due.release_due(state, queue, group)
     state.touch_group(group)
 
 
@@ -202,13 +211,9 @@ def _end_generation(state: State, queue: QueueRow, group: GroupRow) -> None:
 def _drop_group(state: State, queue: QueueRow, group: GroupRow) -> None:
     _end_generation(state, queue, group)
     reap.forget_dead(state, group)
+    queue.dead_seq = max(queue.dead_seq, group.dead_seq)
+    state.touch_queue(queue)
     state.drop_group(group)
-
-
-def _dead_rows(view: View, group: GroupRow) -> list[bytes]:
-    if not group.dead_rows:
-        return []
-    return [data for _, data in view.txn.scan(Table.DEAD, k1(group.gid), k1(group.gid + 1))]
 
 
 def _purge_group(state: State, queue: QueueRow, group: GroupRow, command: PurgeQueue) -> int:
@@ -245,10 +250,10 @@ def _purge_group(state: State, queue: QueueRow, group: GroupRow, command: PurgeQ
     group.purged += count
     group.held = group.held_passed = group.skip_held = 0
     group.cursor = group.skip_to = queue.tail + 1
-    if command.dead and group.dead_rows:
+    if command.dead and group.parked:
         count += dead.purge(state, group)
     state.touch_group(group)
-    reap.release_range(state, queue, group.start, queue.tail)
+    reap.release_range(state, queue, queue.low, queue.tail)
     return count
 
 

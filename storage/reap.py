@@ -31,16 +31,16 @@ GENERATION_TABLES = (
 def forget_generation(state: State, g: int) -> None:
     """All rows of one generation of a group."""
     for table in GENERATION_TABLES:
-        if state.txn.first(table, k1(g), after(k1(g))) is not None:
-            _add(state, "rows", table, g, 0, 0)
+        if table == Table.FLIGHT or state.txn.first(table, k1(g), after(k1(g))) is not None:
+            _add(state, "rows", table, g, 0, 0)  # rows of FLIGHT may be written only at the end of this entry
 
 
 def forget_dead(state: State, group: GroupRow) -> None:
     """All dead rows of a group, with their bodies."""
-    if group.dead_rows:
-        _add(state, "dead", Table.DEAD, group.gid, 0, 0)
-        _add(state, "rows", Table.DEAD_DUE, group.gid, 0, 0)
-        group.dead_rows = 0
+    if group.parked:
+        _add(state, "dead", Table.DEAD, group.grave, 0, 0)
+        _add(state, "rows", Table.DEAD_DUE, group.grave, 0, 0)
+        _add(state, "rows", Table.DEAD_AT, group.grave, 0, 0)
 
 
 def forget_queue(state: State, queue: QueueRow) -> None:
@@ -50,8 +50,8 @@ def forget_queue(state: State, queue: QueueRow) -> None:
         Table.SCHED, Table.TTL, Table.PIN, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
         Table.KEPT,
     ):  # fmt: skip
-        if state.txn.first(table, k1(queue.q), after(k1(queue.q))) is not None:
-            _add(state, "rows", table, queue.q, 0, 0)
+        if table == Table.PRODUCER or state.txn.first(table, k1(queue.q), after(k1(queue.q))) is not None:
+            _add(state, "rows", table, queue.q, 0, 0)  # likewise those of PRODUCER
 
 
 def forget_staged(state: State, number: int) -> None:

@@ -365,14 +365,19 @@ class QueueRow:
     sched_versions: int = 0
     ttl_rows: int = 0
     producers: int = 0
-    epoch_floor: int = 0
+    last_epoch: int = 0  # given out to any producer
     pins: int = 0
     freed_rows: int = 0
     history_seq: int = 0
     history_low: int = 1
-    kept_bytes: int = 0
+    kept_rows: int = 0
     low: int = 1  # the lowest stored version, or the one after the tail
     deleted: int = 0
+    dead_seq: int = 0  # the highest number of a death in a group that was deleted
+    trim_at: int = 0  # where retention goes on, when one command could not look at all that is old: the version,
+    trim_passed: int = 0  # and the live bytes below it
+    free_at: int = 0
+    free_passed: int = 0
 
     @property
     def settings(self) -> QueueSettings:
@@ -384,6 +389,7 @@ class GroupRow:
     q: int
     gid: int
     g: int
+    grave: int  # under which its dead rows stand; they outlive a seek, unless it drops them all by giving this up
     name: str
     settings_bytes: bytes
     start: int = 1
@@ -408,7 +414,7 @@ class GroupRow:
     freed: int = 0  # versions that were not stored any more when this generation began
     expired: int = 0
     carried: int = 0  # versions that count as produced here though this generation never had them: parked ones
-    dead_rows: int = 0
+    parked: int = 0  # versions in dead rows, of this generation and of earlier ones
     dead_seq: int = 0
     done_rows: int = 0
     known_from: int = 1  # settled versions below it have lost their reason (E1: freed)

@@ -1,10 +1,14 @@
 """Cancel and reschedule (P6): versions that no group has leased or settled yet."""
 
+from collections.abc import Callable
+from functools import partial
+
 from holdfast.client.protocol import columns as batches
 from holdfast.client.protocol.commands import Cancel, Range, Reschedule
 from holdfast.client.protocol.replies import VersionOutcome, VersionsChanged
+from holdfast.client.protocol.values import Columns
 from holdfast.storage import freeing, groups, leases, settled
-from holdfast.storage.rows import WHY_NUMBER, BatchRow, GroupRow, QueueRow
+from holdfast.storage.rows import REDRIVE, WHY_NUMBER, BatchRow, GroupRow, QueueRow
 from holdfast.storage.state import State, content_hash
 
 CANCELLED = WHY_NUMBER["cancelled"]
@@ -14,28 +18,34 @@ Run = tuple[int, int, str, str]  # first, last, outcome, group
 
 
 def cancel(state: State, queue: QueueRow, command: Cancel) -> VersionsChanged:
-    outcomes: list[VersionOutcome] = []
-    for wanted in command.versions:
-        runs = _judge(state, queue, wanted)
-        outcomes += [VersionOutcome(*run) for run in runs]
-        for lo, hi, outcome, _ in runs:
-            if outcome == OK:
-                for batch in list(state.batches(queue.q, lo, hi)):
-                    _cancel_part(state, queue, batch, max(lo, batch.first), min(hi, batch.last))
-    return VersionsChanged(outcomes=tuple(outcomes))
+    return _each(state, queue, command.versions, _cancel_part)
 
 
 def reschedule(state: State, queue: QueueRow, command: Reschedule) -> VersionsChanged:
     asked = command.not_before_ms if command.delay_ms is None else state.time_ms + command.delay_ms
     due = max(asked or 0, state.time_ms + 1)
+    return _each(state, queue, command.versions, partial(_move_part, due=due))
+
+
+def _each(
+    state: State,
+    queue: QueueRow,
+    versions: tuple[Range, ...],
+    change: Callable[[State, QueueRow, BatchRow, int, int], None],
+) -> VersionsChanged:
+    """Change what nobody has touched, range by range; storage that nobody needs any more goes at the end."""
     outcomes: list[VersionOutcome] = []
-    for wanted in command.versions:
+    changed: list[BatchRow] = []
+    for wanted in versions:
         runs = _judge(state, queue, wanted)
         outcomes += [VersionOutcome(*run) for run in runs]
         for lo, hi, outcome, _ in runs:
             if outcome == OK:
                 for batch in list(state.batches(queue.q, lo, hi)):
-                    _move_part(state, queue, batch, max(lo, batch.first), min(hi, batch.last), due)
+                    changed.append(batch)
+                    change(state, queue, batch, max(lo, batch.first), min(hi, batch.last))
+    for batch in changed:
+        freeing.release(state, queue, batch.first, batch.last)
     return VersionsChanged(outcomes=tuple(outcomes))
 
 
@@ -78,7 +88,7 @@ def _untouched(state: State, group: GroupRow, batch: BatchRow, lo: int, hi: int)
     """The parts of lo … hi that this group has neither leased nor settled."""
     parts = []
     if lo < group.start:
-        parts.append((lo, min(hi, group.start - 1)))
+        parts += settled.not_redriven(state, group, lo, min(hi, group.start - 1))
         lo = group.start
     if lo > hi:
         return parts
@@ -87,7 +97,8 @@ def _untouched(state: State, group: GroupRow, batch: BatchRow, lo: int, hi: int)
     elif leases.is_held(group, batch):
         parts += settled.unsettled(state, group, lo, hi)
     else:
-        parts += [(span.lo, span.hi) for span in groups.peek_back(state, group, lo, hi) if not span.count]
+        spans = groups.peek_back(state, group, lo, hi)
+        parts += [(span.lo, span.hi) for span in spans if not span.count and not span.flags & REDRIVE]
     return parts
 
 
@@ -101,64 +112,73 @@ def _add(runs: list[Run], lo: int, hi: int, outcome: str, group: str) -> None:
 
 
 def _cancel_part(state: State, queue: QueueRow, batch: BatchRow, lo: int, hi: int) -> None:
+    """Settled in every group, and not stored any more: a group that comes later must not get it either."""
+    held = {group.gid: bool(batch.due) and leases.is_held(group, batch) for group in state.groups(queue.q)}
+    _cut_out(state, queue, batch, lo, hi)
+    freeing.mark_freed(state, queue, lo, hi)
     for group in state.groups(queue.q):
         first = max(lo, group.start)
         if first > hi:
             continue
-        if batch.due:
-            if leases.is_held(group, batch):
-                group.held -= hi - first + 1
-                settled.add(state, group, first, hi, CANCELLED)
-                if settled.all_settled(state, group, batch.first, batch.last):
-                    leases.count_held(group, batch.first, -1)
-            else:
-                groups.take_back(state, group, first, hi)
-                settled.add(state, group, first, hi, CANCELLED)
-        else:
-            settled.add(state, group, first, hi, CANCELLED)
+        if held[group.gid]:
+            group.held -= hi - first + 1
+        elif batch.due:
+            groups.take_back(state, group, first, hi)
+        settled.add(state, group, first, hi, CANCELLED)
         settled.count(group, CANCELLED, hi - first + 1)
         state.touch_group(group)
-    freeing.release(state, queue, lo, hi)
 
 
 def _move_part(state: State, queue: QueueRow, batch: BatchRow, lo: int, hi: int, due: int) -> None:
     """Give part of a batch another due time: it becomes a batch of its own, with its TTL counted anew."""
-    columns, body = state.content(queue.q, batch.first, batch.blob)
+    columns, body = _cut_out(state, queue, batch, lo, hi)
     ttl = batch.expires - max(batch.enqueued, batch.due) if batch.expires else 0
+    moved = _piece(state, batch, lo, columns, body)
+    moved.due, moved.expires = due, due + ttl if ttl else 0
+    freeing.store_batch(state, queue, moved)
+    for group in state.groups(queue.q):
+        _hold_part(state, group, batch, lo, hi)
+
+
+def _cut_out(state: State, queue: QueueRow, batch: BatchRow, lo: int, hi: int) -> tuple[Columns, bytes]:
+    """Take lo … hi out of a batch; what stands before and behind it becomes batches of their own. Gives the content."""
+    columns, body = state.content(queue.q, batch.first, batch.blob)
     was_held = [(group, leases.is_held(group, batch)) for group in state.groups(queue.q)] if batch.due else []
     for group, held in was_held:
         if held and not settled.all_settled(state, group, batch.first, batch.last):
             leases.count_held(group, batch.first, -1)
     freeing.remove_batch(state, queue, batch)
-    for first, last in ((batch.first, lo - 1), (lo, hi), (hi + 1, batch.last)):
+    for first, last in ((batch.first, lo - 1), (hi + 1, batch.last)):
         if first > last:
             continue
-        part_columns, part = batches.cut(columns, body, first - batch.first, last - batch.first)
-        moved = (first, last) == (lo, hi)
-        piece = BatchRow(
-            first,
-            last - first + 1,
-            state.add_blob(content_hash(part_columns, part), part_columns, part),
-            batch.enqueued,
-            due if moved else batch.due,
-            (due + ttl if ttl else 0) if moved else batch.expires,
-            batch.first_seq + first - batch.first,
-            part_columns.payload_bytes,
-            len(part),
-            batch.client,
-            batch.generation,
-            batch.flags,
-        )
+        piece = _piece(state, batch, first, *batches.cut(columns, body, first - batch.first, last - batch.first))
         freeing.store_batch(state, queue, piece)
-        if not moved:
-            for group, held in was_held:
-                if not held:
-                    _stay_folded(state, group, piece)
-                elif not settled.all_settled(state, group, first, last):
-                    leases.count_held(group, first, 1)
+        for group, held in was_held:
+            if not held:
+                _stay_folded(state, group, piece)
+            elif not settled.all_settled(state, group, first, last):
+                leases.count_held(group, first, 1)
+    content = batches.cut(columns, body, lo - batch.first, hi - batch.first)
     state.drop_blob(batch.blob)
-    for group in state.groups(queue.q):
-        _hold_part(state, group, batch, lo, hi)
+    return content
+
+
+def _piece(state: State, batch: BatchRow, first: int, columns: Columns, body: bytes) -> BatchRow:
+    """Part of a batch as a batch of its own, with a copy of its part of the content."""
+    return BatchRow(
+        first,
+        columns.count,
+        state.add_blob(content_hash(columns, body), columns, body),
+        batch.enqueued,
+        batch.due,
+        batch.expires,
+        batch.first_seq + first - batch.first,
+        columns.payload_bytes,
+        len(body),
+        batch.client,
+        batch.generation,
+        batch.flags,
+    )
 
 
 def _stay_folded(state: State, group: GroupRow, piece: BatchRow) -> None:

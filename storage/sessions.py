@@ -1,6 +1,7 @@
 """Asking twice (A1): a session's requests are numbered, and each number has one effect and one answer."""
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from holdfast.client.protocol.codec import decode_answer, encode_answer
@@ -15,7 +16,7 @@ from holdfast.client.protocol.errors import (
 )
 from holdfast.client.protocol.replies import Answer, Committed, Done, Leased, Produced, Reply, Settled, Staged
 from holdfast.client.protocol.values import Place
-from holdfast.storage import groups, leases
+from holdfast.storage import groups, leases, retention
 from holdfast.storage.rows import (
     LEASE_AUTO,
     REPLY_APART,
@@ -29,6 +30,7 @@ from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k1, k3, u1, u3
 
 HOUR_MS = 3_600_000
+SESSIONS_LOOKED_AT = 1_024  # for overdue ones, by an OpenSession that meets the limit
 INLINE_BYTES = 256  # a longer reply has a row of its own, so that the session's row stays cheap to write
 
 _NOWHERE = Place(0, 0, 0)
@@ -45,6 +47,8 @@ def open_session(state: State, envelope: Envelope, command: OpenSession) -> Done
     else:
         if row is not None:
             drop_session(state, session, row)
+        if state.meta.sessions >= state.limits.sessions:
+            _end_overdue(state)
         if state.meta.sessions >= state.limits.sessions:
             raise LimitReached(limit_name="sessions", limit=state.limits.sessions)
         row = SessionRow(envelope.principal, command.consumer_id)
@@ -82,14 +86,19 @@ def first_answer(state: State, row: SessionRow, envelope: Envelope, command_hash
     return None
 
 
-def remember(state: State, row: SessionRow, envelope: Envelope, command_hash: int, reply: Reply, where: bytes) -> None:
-    """The request was executed: keep its answer, forget those that the client is done with."""
+def begin(state: State, row: SessionRow, envelope: Envelope) -> None:
+    """The request will be executed: the session is in use, and answers that the client is done with are forgotten."""
     session = envelope.session
     if envelope.done_below > row.done_below:
         row.done_below = envelope.done_below
         for number in [number for number in row.window if number < row.done_below]:
             _forget(state, session, row.window.pop(number))
-    number = envelope.request_seq
+    _use(state, session, row)
+
+
+def remember(state: State, row: SessionRow, envelope: Envelope, command_hash: int, reply: Reply, where: bytes) -> None:
+    """The request was executed: keep its answer."""
+    session, number = envelope.session, envelope.request_seq
     if type(reply) is Settled and not reply.refused:
         kind, data = REPLY_SETTLED, k1(reply.count)
     elif type(reply) is Leased and reply.grants:
@@ -100,7 +109,7 @@ def remember(state: State, row: SessionRow, envelope: Envelope, command_hash: in
             state.insert(Table.REPLY, session + k1(number), data)
             kind, data = REPLY_APART, b""
     row.window[number] = (number, command_hash, kind, data)
-    _use(state, session, row)
+    state.touch_session(session)
 
 
 def end_idle(state: State, budget: int) -> int:
@@ -121,9 +130,23 @@ def end_idle(state: State, budget: int) -> int:
     return seen
 
 
+def _end_overdue(state: State) -> None:
+    """Make room: those of the present hour too, a bounded number."""
+    hour = (state.time_ms - state.limits.session_idle_ms) // HOUR_MS
+    if hour < 0:
+        return
+    oldest = islice(state.txn.scan(Table.SESSION_IDLE, k1(0), k1(hour + 1)), SESSIONS_LOOKED_AT)
+    for session in [key[8:] for key, _ in oldest]:
+        row = state.session(session)
+        if row is not None and _overdue(state, row):
+            drop_session(state, session, row)
+
+
 def drop_session(state: State, session: bytes, row: SessionRow) -> None:
+    """Forget a session and its answers. What it auto-acked stays readable until its timeout, as for any silent one."""
     for number in sorted(row.window):
-        _forget(state, session, row.window[number])
+        if row.window[number][2] == REPLY_APART:
+            state.delete(Table.REPLY, session + k1(number))
     state.delete(Table.SESSION_IDLE, k1(row.idle_hour) + session)
     state.set_session(session, None)
     state.meta.sessions -= 1
@@ -175,6 +198,8 @@ def _forget(state: State, session: bytes, asked: Asked) -> None:
             row = leases.read_lease(state, group, lease_id) if group.gid == gid else None
             if row is not None and row.flags & LEASE_AUTO:
                 leases.end_auto(state, queue, group, lease_id, row)
+                if queue.kept_rows:
+                    retention.free_kept(state, queue)
 
 
 def lease_place(q: int, gid: int) -> bytes:

@@ -15,6 +15,7 @@ from holdfast.client.protocol.limits import ERROR_TEXT_BYTES
 from holdfast.client.protocol.replies import Extended, RefusedRange, Settled
 from holdfast.client.protocol.values import GENERATION_SHIFT
 from holdfast.storage import groups, history, leases
+from holdfast.storage.effects import WakeConsumers
 from holdfast.storage.rows import BEGUN, LEASE_AUTO, REDRIVE, WHY_NUMBER, GroupRow, LeaseRow, QueueRow, Span
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k2, k4
@@ -26,11 +27,12 @@ Run = tuple[int, int, int]  # first, last, error code (0: held)
 
 def ack(state: State, queue: QueueRow, group: GroupRow, command: AckBatch, session: bytes) -> Settled:
     """Settle what is held of these ranges; the others of the batch are done all the same (S1)."""
-    taking = Taking(state, group, session)
+    taking = Taking(state, queue, group, session)
     for wanted in command.ranges:
-        for lo, hi, redriven in _merged(taking.take(wanted)):
+        taken = taking.take(wanted)
+        for lo, hi, redriven in _merged(taken):
             groups.settle(state, queue, group, lo, hi, ACKED, redriven=redriven)
-            history.record(state, queue, "ack", state.time_ms, lo, hi, group.name, wanted[0], taking.consumer, "")
+            history.record(state, queue, "ack", state.time_ms, lo, hi, group.name, wanted[0], taken[0].consumer, "")
     return taking.finish()
 
 
@@ -38,9 +40,10 @@ def nack(state: State, queue: QueueRow, group: GroupRow, command: Nack, session:
     """These failed (S3): dead at once, away for a while, or available again."""
     delay = nack_delay(state, queue, group, command)
     policy = groups.policy(queue, group)
-    error = cut_text(command.error) if command.error is not None else None
-    taking = Taking(state, group, session)
+    error = cut_text(command.error) if command.error else None
+    taking = Taking(state, queue, group, session)
     for wanted in command.ranges:
+        back: list[tuple[Span, int]] = []
         for span in taking.take(wanted):
             span.attempts = leases.attempts_after(taking.row, span)
             span.flags &= ~BEGUN
@@ -50,30 +53,24 @@ def nack(state: State, queue: QueueRow, group: GroupRow, command: Nack, session:
             if away is None:
                 away = min(policy.backoff.delay_ms(span.attempts), policy.max_nack_delay_ms)
             history.record(
-                state, queue, "nack", state.time_ms, span.lo, span.hi, group.name, wanted[0], span.consumer, span.error
+                state, queue, "nack", state.time_ms, span.lo, span.hi, group.name, wanted[0], span.consumer, error or ""
             )
-            groups.come_back(
-                state,
-                queue,
-                group,
-                span,
-                at_ms=state.time_ms,
-                until_ms=state.time_ms + away,
-                rejected=command.dead,
-            )
+            back.append((span, state.time_ms + away))
+        groups.come_back(state, queue, group, back, at_ms=state.time_ms, rejected=command.dead)
     return taking.finish()
 
 
 def release(state: State, queue: QueueRow, group: GroupRow, command: Release, session: bytes) -> Settled:
     """Handed back unstarted: no attempt, no delay (L2)."""
-    taking = Taking(state, group, session)
+    taking = Taking(state, queue, group, session)
     for wanted in command.ranges:
-        for span in taking.take(wanted):
+        taken = taking.take(wanted)
+        for span in taken:
             span.flags &= ~BEGUN
             history.record(
                 state, queue, "release", state.time_ms, span.lo, span.hi, group.name, wanted[0], span.consumer, ""
             )
-            groups.come_back(state, queue, group, span, at_ms=state.time_ms)
+        groups.come_back(state, queue, group, [(span, 0) for span in taken], at_ms=state.time_ms)
     return taking.finish()
 
 
@@ -131,7 +128,9 @@ def nack_delay(view: View, queue: QueueRow, group: GroupRow, command: Nack) -> i
 class Taking:
     """Takes ranges out of leases, one requested range after the other, and writes each touched lease once."""
 
-    def __init__(self, state: State, group: GroupRow, session: bytes) -> None:
+    def __init__(self, state: State, queue: QueueRow, group: GroupRow, session: bytes) -> None:
+        policy = groups.policy(queue, group)
+        self._limited = policy.max_in_flight is not None or policy.max_in_flight_per_session is not None
         self._state = state
         self._group = group
         self._session = session
@@ -139,11 +138,6 @@ class Taking:
         self._count = 0
         self._refused: list[RefusedRange] = []
         self.row: LeaseRow  # the lease of the range taken last
-
-    @property
-    def consumer(self) -> str:
-        session = self._state.session(self._session)
-        return session.consumer if session is not None else ""
 
     def take(self, wanted: SettleRange) -> list[Span]:
         """What the lease holds of this range, in flight no more; the rest is noted as refused."""
@@ -174,6 +168,10 @@ class Taking:
         return taken
 
     def finish(self) -> Settled:
+        """The answer; who waits under a limit of L1 or L5 may have room now."""
+        group = self._group
+        if self._count and (self._limited or group.holes):
+            self._state.effects[WakeConsumers(group.q, group.name)] = None
         for lease_id, row in self._open.items():
             self._state.put(Table.LEASE, k2(self._group.g, lease_id), row.pack())
         self._state.touch_group(self._group)
@@ -266,15 +264,3 @@ def cut_text(text: str) -> str:
     """Cut an error text to its limit in bytes, at a character."""
     data = text.encode(errors="replace")
     return text if len(data) <= ERROR_TEXT_BYTES else data[:ERROR_TEXT_BYTES].decode(errors="ignore")
-
-
-def check_held(row: LeaseRow, lease_id: int, first: int, last: int, before: list[tuple[int, int]]) -> None:
-    """Raise unless all of first … last is held, and not named before: a transaction settles all or nothing."""
-    held, _ = _split(row.held, first, last)
-    for lo, hi, code in _runs(row, held, first, last):
-        if code:
-            kind = AlreadySettled if code == AlreadySettled.code else VersionNotInLease
-            raise kind(lease_id=lease_id, first=lo, last=hi)
-    if any(first <= hi and last >= lo for lo, hi in before):
-        raise AlreadySettled(lease_id=lease_id, first=first, last=last)
-    before.append((first, last))

@@ -77,6 +77,33 @@ def change(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
     group.done_rows += len(merged) - len(rows)
 
 
+def redrive_below_start(state: State, group: GroupRow, version: int) -> None:
+    """A death of an earlier generation, below this one's start, is redriven: floor and holes do not see it."""
+    first = last = version
+    for low, high, why in overlapping(state, group, max(version - 1, 1), version + 1):
+        if why == REDRIVEN:
+            state.delete(Table.DONE, k2(group.g, low))
+            group.done_rows -= 1
+            group.redriven -= 1
+            first, last = min(first, low), max(last, high)
+    state.insert(Table.DONE, k2(group.g, first), _pack(last, REDRIVEN))
+    group.done_rows += 1
+    group.redriven += 1
+    state.touch_group(group)
+
+
+def not_redriven(view: View, group: GroupRow, lo: int, hi: int) -> list[tuple[int, int]]:
+    """The parts of lo … hi, below the group's start, that were never redriven into this generation."""
+    parts = []
+    for first, last, _ in overlapping(view, group, lo, hi):
+        if first > lo:
+            parts.append((lo, first - 1))
+        lo = last + 1
+    if lo <= hi:
+        parts.append((lo, hi))
+    return parts
+
+
 def row_at_or_before(view: View, group: GroupRow, version: int) -> DoneRow | None:
     """The DONE row with the greatest first version that is not above `version`."""
     found = view.txn.last(Table.DONE, k1(group.g), k2(group.g, version + 1))
@@ -103,11 +130,16 @@ def why_settled(view: View, group: GroupRow, version: int) -> int | None:
     return FREED if group.start <= version < group.known_from else None
 
 
+def was_freed(view: View, group: GroupRow, version: int) -> bool:
+    """Whether this version was gone before the generation began; a reason that was forgotten says nothing."""
+    row = row_at_or_before(view, group, version)
+    return row is not None and row[1] >= version and row[2] == FREED
+
+
 def all_settled(view: View, group: GroupRow, lo: int, hi: int) -> bool:
     """Whether the group needs none of these versions: settled (and not redriven), or before its start."""
-    if group.redriven:
-        if any(why == REDRIVEN for _, _, why in overlapping(view, group, lo, hi)):
-            return False
+    if group.redriven and any(why == REDRIVEN for _, _, why in overlapping(view, group, lo, hi)):
+        return False
     if group.start > hi or hi <= group.floor:
         return True
     if hi > group.settled_top:
@@ -134,6 +166,16 @@ def unsettled(view: View, group: GroupRow, lo: int, hi: int) -> list[tuple[int, 
     if lo <= hi:
         parts.append((lo, hi))
     return parts
+
+
+def lowest_unsettled(view: View, group: GroupRow) -> int:
+    """The lowest version that the group has not settled, redriven ones included."""
+    if group.redriven:
+        prefix = k1(group.g)
+        for key, data in view.txn.scan(Table.DONE, prefix, k2(group.g, group.floor + 1)):
+            if _unpack(data)[1] == REDRIVEN:
+                return int.from_bytes(key[8:], "big")
+    return group.floor + 1
 
 
 def count(group: GroupRow, why: int, n: int) -> None:
@@ -175,11 +217,3 @@ def _pack(last: int, why: int) -> bytes:
 
 def _unpack(data: bytes) -> tuple[int, int]:
     return int.from_bytes(data[:8], "big"), data[8]
-
-
-def add_below_start(state: State, group: GroupRow, version: int, why: int) -> None:
-    """A redriven death of an earlier generation, below this one's start: floor and holes do not see it."""
-    state.insert(Table.DONE, k2(group.g, version), _pack(version, why))
-    group.done_rows += 1
-    group.redriven += why == REDRIVEN
-    state.touch_group(group)

@@ -14,7 +14,7 @@ from holdfast.client.protocol.errors import Overloaded, StageConflict, StagedMis
 from holdfast.client.protocol.replies import Aborted, Committed, Done, Staged, TxnDescribed
 from holdfast.client.protocol.values import Job, Stream, TxnId
 from holdfast.storage import groups, produce, reap
-from holdfast.storage.rows import pack_text, unpack_text
+from holdfast.storage.rows import QueueRow, pack_text, unpack_text
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, after, k1, k2
 
@@ -47,12 +47,11 @@ class Published:
     versions: tuple[tuple[int, int, int], ...]
 
 
-def stage(state: State, command: Stage) -> Staged:
+def stage(state: State, queue: QueueRow, command: Stage) -> Staged:
     """Keep one chunk; the same again changes nothing (SPARK 4.2, 1 and 2)."""
-    queue = groups.find_queue(state, command.queue_id)
-    if _published(state, command.txn) is not None and _is_published(state, command.txn):
+    if read_published(state, command.txn) is not None and _is_published(state, command.txn):
         raise TxnClosed
-    opened = _open_row(state, command.txn)
+    opened = read_open(state, command.txn)
     key = b""
     if opened is not None:
         key = _chunk_key(opened.number, command.part, command.attempt, command.chunk)
@@ -92,13 +91,13 @@ def stage(state: State, command: Stage) -> Staged:
 def publish(state: State, command: Publish) -> Committed:
     """All named chunks become messages, once (SPARK 4.2, 3 and 4)."""
     txn = command.txn
-    former = _published(state, txn)
+    former = read_published(state, txn)
     if isinstance(txn, Stream) and former is not None and former.fence != command.fence:
         raise TxnFenced(app=txn.app, fence=former.fence)
     if former is not None and _is_published(state, txn):
         same = not isinstance(txn, Stream) or txn.seq == former.seq
         return Committed(versions=former.versions if same else (), replayed=True)
-    opened = _open_row(state, txn)
+    opened = read_open(state, txn)
     chunks = [
         chunk for part in sorted(command.parts, key=lambda part: part.part) for chunk in _named(state, opened, part)
     ]
@@ -124,10 +123,10 @@ def publish(state: State, command: Publish) -> Committed:
 
 
 def abort(state: State, command: Abort) -> Aborted:
-    """Drop what is staged, of all attempts or of some; the transaction stays open (SPARK 4.2, 5)."""
-    if _published(state, command.txn) is not None and _is_published(state, command.txn):
+    """Drop what is staged, of all attempts or of some; the same may be staged again (SPARK 4.2, 5)."""
+    if read_published(state, command.txn) is not None and _is_published(state, command.txn):
         return Aborted(chunks=0)
-    opened = _open_row(state, command.txn)
+    opened = read_open(state, command.txn)
     if opened is None:
         return Aborted(chunks=0)
     if command.attempts is None:
@@ -145,13 +144,16 @@ def abort(state: State, command: Abort) -> Aborted:
             opened.chunks -= 1
             state.meta.staged_bytes -= size
             dropped += 1
-    state.put(Table.TXN, _open_key(command.txn), _pack_open(opened))
+    if opened.chunks:
+        state.put(Table.TXN, _open_key(command.txn), _pack_open(opened))
+    else:
+        _drop_open(state, command.txn, opened)
     return Aborted(chunks=dropped)
 
 
 def forget(state: State, command: ForgetTxn) -> Done:
     """An administrator ends the memory of an app or a job."""
-    former = _published(state, command.txn)
+    former = read_published(state, command.txn)
     if former is not None:
         state.delete(Table.TXN, _published_key(command.txn))
         if former.number:
@@ -160,11 +162,11 @@ def forget(state: State, command: ForgetTxn) -> Done:
 
 
 def describe(view: View, txn: TxnId) -> TxnDescribed:
-    former = _published(view, txn)
+    former = read_published(view, txn)
     if former is not None and _is_published(view, txn):
         same = not isinstance(txn, Stream) or txn.seq == former.seq
         return TxnDescribed(state="published", versions=former.versions if same else ())
-    opened = _open_row(view, txn)
+    opened = read_open(view, txn)
     if opened is None:
         return TxnDescribed(state="unknown")
     return TxnDescribed(state="open", staged_bytes=opened.size, expires_at_ms=opened.deadline)
@@ -203,13 +205,13 @@ def _named(state: State, opened: Open | None, part: Part) -> list[tuple[bytes, b
 
 
 def _is_published(view: View, txn: TxnId) -> bool:
-    former = _published(view, txn)
+    former = read_published(view, txn)
     if former is None:
         return False
     return txn.seq <= former.seq if isinstance(txn, Stream) else view.time_ms < former.forget_at
 
 
-def _published(view: View, txn: TxnId) -> Published | None:
+def read_published(view: View, txn: TxnId) -> Published | None:
     data = view.txn.get(Table.TXN, _published_key(txn))
     if data is None:
         return None
@@ -237,7 +239,7 @@ def _remember(
     state.put(Table.TXN, _published_key(txn), _PUBLISHED.pack(mark, number) + pack_text(fence) + rows)
 
 
-def _open_row(view: View, txn: TxnId) -> Open | None:
+def read_open(view: View, txn: TxnId) -> Open | None:
     """What is staged under this transaction now: past its deadline it does not exist (SPARK 4.2, 6)."""
     data = view.txn.get(Table.TXN, _open_key(txn))
     if data is None:

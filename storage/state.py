@@ -4,7 +4,9 @@ Nothing in here decides anything. A `State` lives for one transaction: it is dro
 of an entry that was not applied can be seen by the next one.
 """
 
+import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from xxhash import xxh3_128_digest, xxh3_128_intdigest
@@ -199,11 +201,55 @@ class State(View):
         self._dirty_sessions: set[bytes] = set()
         self._dirty_flights: set[bytes] = set()
         self._digest = self.meta.digest
+        self._undo: list[tuple[int, bytes, bytes | None]] | None = None
+
+    # All or nothing
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Undo every change made within, rows and kept rows alike, if the block raises (X1)."""
+        if self._undo is not None:
+            raise StateBroken(problem="an undo log is open already")
+        kept = (self._queues, self._groups, self._producers, self._sessions, self._flights, self.meta, self._dirty())
+        saved = copy.deepcopy(kept)
+        digest, effects = self._digest, dict(self.effects)
+        self._undo = []
+        try:
+            yield
+        except BaseException:
+            for table, key, former in reversed(self._undo):
+                if former is None:
+                    self.txn.delete(table, key)
+                else:
+                    self.txn.put(table, key, former)
+            self._queues, self._groups, self._producers, self._sessions, self._flights, self.meta, dirty = saved
+            (
+                self._dirty_queues,
+                self._dirty_groups,
+                self._dirty_producers,
+                self._dirty_sessions,
+                self._dirty_flights,
+            ) = dirty
+            self._digest, self.effects = digest, effects
+            raise
+        finally:
+            self._undo = None
+
+    def _dirty(self) -> tuple[set[int], dict[int, GroupRow], set[bytes], set[bytes], set[bytes]]:
+        return (
+            self._dirty_queues,
+            self._dirty_groups,
+            self._dirty_producers,
+            self._dirty_sessions,
+            self._dirty_flights,
+        )
 
     # Plain rows
 
     def put(self, table: int, key: bytes, value: bytes) -> None:
         former = self.txn.put(table, key, value)
+        if self._undo is not None:
+            self._undo.append((table, key, former))
         if former is not None:
             self._digest -= row_hash(table, key, former)
         self._digest += row_hash(table, key, value)
@@ -211,16 +257,22 @@ class State(View):
     def insert(self, table: int, key: bytes, value: bytes) -> None:
         """A key known to be new: no former value is looked for."""
         self.txn.insert(table, key, value)
+        if self._undo is not None:
+            self._undo.append((table, key, None))
         self._digest += row_hash(table, key, value)
 
     def append(self, table: int, key: bytes, value: bytes) -> None:
         """A key above all others of its table."""
         self.txn.append(table, key, value)
+        if self._undo is not None:
+            self._undo.append((table, key, None))
         self._digest += row_hash(table, key, value)
 
     def delete(self, table: int, key: bytes) -> bytes | None:
         former = self.txn.delete(table, key)
         if former is not None:
+            if self._undo is not None:
+                self._undo.append((table, key, former))
             self._digest -= row_hash(table, key, former)
         return former
 

@@ -22,11 +22,11 @@ class Table(IntEnum):
     WAIT = 9  # g lo -> due, span: nacked, and away until then
     WAIT_DUE = 10  # g due lo -> nothing
     LEASE = 11  # g lease -> lease row
-    LEASE_DUE = 12  # g deadline lowest lease -> nothing
+    LEASE_DUE = 12  # g deadline lowest lease -> whether it was auto-acked
     DONE = 13  # g lo -> hi, why: settled ranges; above the floor their runs are the holes
     FLIGHT = 14  # g session -> versions and leases in flight
-    DEAD = 15  # gid lo -> dead row
-    DEAD_DUE = 16  # gid died lo -> nothing
+    DEAD = 15  # grave dead_seq -> dead row, under the number of its first death
+    DEAD_DUE = 16  # grave died dead_seq -> nothing
     PIN = 17  # q lo lease -> hi, g: auto-acked ranges that a replay may still read
     PRODUCER = 18  # q client -> producer row
     SESSION = 19  # session -> session row
@@ -40,6 +40,7 @@ class Table(IntEnum):
     FREED = 27  # q lo -> hi: ranges above the lowest stored version whose storage is gone
     REAP = 28  # number -> what is left to remove
     KEPT = 29  # q first -> nothing: batches that are stored for replay only
+    DEAD_AT = 30  # grave lo dead_seq -> nothing: a version may have died in several generations
 
 
 TABLES = tuple(table.name.lower() for table in Table)

@@ -49,7 +49,7 @@ from holdfast.client.protocol.replies import (
     VersionsFound,
 )
 from holdfast.client.protocol.values import Place, QueueId
-from holdfast.storage import dead_letters, explain, groups, history, produce, retention, staging
+from holdfast.storage import dead_letters, explain, groups, history, produce, retention, settled, staging
 from holdfast.storage.rows import GroupRow, QueueRow
 from holdfast.storage.state import View
 from holdfast.storage.store import ReadTxn
@@ -145,7 +145,8 @@ def _list_queues(view: View, query: ListQueues) -> QueuesListed:
 
 
 def _stats(view: View, queue: QueueRow, group: GroupRow) -> GroupStats:
-    oldest = view.next_batch(queue.q, group.floor + 1) if group.floor < queue.tail else None
+    lowest = settled.lowest_unsettled(view, group)
+    oldest = view.next_batch(queue.q, lowest) if lowest <= queue.tail else None
     return GroupStats(
         produced=groups.produced(queue, group),
         ready=groups.ready(queue, group),
@@ -177,12 +178,14 @@ def _wanted(view: View, queue: QueueRow, group: GroupRow | None, low: int) -> It
         if group is None:
             yield lo, batch.last
         else:
-            yield from explain.unsettled_ranges(view, group, max(lo, group.start), batch.last)
+            yield from explain.unsettled_ranges(view, group, lo, batch.last)
 
 
 def _read(view: View, queue: QueueRow, query: Read) -> Messages:
     if query.from_version < queue.low:
         raise VersionNotKept(version=query.from_version, lowest=queue.low)
+    if query.to_version < query.from_version:
+        return Messages(batches=(), next_version=None)
     ranges = (
         (max(batch.first, query.from_version), min(batch.last, query.to_version))
         for batch in view.batches(queue.q, query.from_version, min(query.to_version, queue.tail))

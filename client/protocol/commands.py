@@ -561,6 +561,7 @@ class Envelope:
     done_below: int = 0
 
     def __post_init__(self) -> None:
+        check_text("principal", self.principal, limits.NAME_BYTES)
         if len(self.session) not in (0, limits.SESSION_BYTES):
             raise BadValue(field="session", problem=f"must have {limits.SESSION_BYTES} bytes")
 
@@ -580,11 +581,17 @@ def check_versions(ranges: tuple[Range, ...]) -> None:
 
 
 def check_settle(ranges: tuple[SettleRange, ...]) -> None:
+    """For one lease ascending and apart, so that an answer is never larger than the request and the lease."""
     check_range("ranges", len(ranges), 1, limits.SETTLE_RANGES)
+    ends: dict[int, int] = {}
     for lease_id, first, last in ranges:
         if not 1 <= first <= last <= limits.U63_MAX or not 0 <= lease_id <= limits.U63_MAX:
             problem = f"has {first}-{last} of lease {lease_id}; a range begins at 1 or above"
             raise BadValue(field="ranges", problem=problem)
+        if first <= ends.get(lease_id, 0):
+            problem = f"has {first}-{last} of lease {lease_id} after {ends[lease_id]}; those of a lease ascend, apart"
+            raise BadValue(field="ranges", problem=problem)
+        ends[lease_id] = last
 
 
 def check_dead(ranges: tuple[DeadRange, ...]) -> None:

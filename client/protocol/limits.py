@@ -60,10 +60,16 @@ class Limits:
     why_ranges: int = 4_096  # E1: how many runs of one group's settled past keep their reason
     history_rows: int = 1_000_000  # per queue, oldest go first
     history_ms: int = 604_800_000  # 7 days
+    retention_batches: int = 64  # G3: how many batches one command looks at, to trim or free them
     cursor_hold_ms: int = 604_800_000  # G3: how long a silent reader holds `replay` back
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is not int or not 1 <= value <= U63_MAX:
-                raise ValueError(f"limit {field.name} must be a whole number from 1 to 2^63-1, not {value!r}")
+            if type(value) is not int or not 1 <= value <= limit_max(field.name):
+                raise ValueError(f"limit {field.name} must be 1 to {limit_max(field.name)}, not {value!r}")
+
+
+def limit_max(name: str) -> int:
+    """The largest value of a limit: windows stand in one row, whose parts are counted in 16 bits."""
+    return 65_535 if name in ("session_window", "producer_window") else 2**62

@@ -1,8 +1,8 @@
 """Random commands that make sense now and then: what to ask next, from what the answers so far have told.
 
-Small numbers on purpose: few queues, groups, sessions, keys and versions, so that commands meet each other. Leases, dead
-letters, producers and transactions are chosen from known, over, foreign and invented ones, so that refusals are as common
-as successes.
+Small numbers on purpose: few queues, groups, sessions, keys and versions, so that commands meet each other. Leases,
+dead letters, producers and transactions are chosen from known, over, foreign and invented ones, so that refusals are as
+common as successes.
 """
 
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from holdfast.client.protocol.commands import (
     OpenProducer,
     OpenSession,
     Part,
+    Produce,
     Publish,
     PurgeQueue,
     Redrive,
@@ -44,8 +45,19 @@ from holdfast.client.protocol.commands import (
     UpdateGroup,
     UpdateQueue,
 )
-from holdfast.client.protocol.errors import HoldfastError
-from holdfast.client.protocol.replies import Answer, Leased, QueueCreated
+from holdfast.client.protocol.errors import HoldfastError, ProducerUnknown, SessionExpired
+from holdfast.client.protocol.replies import (
+    Answer,
+    Done,
+    Failed,
+    Leased,
+    Produced,
+    ProducerOpened,
+    QueueCreated,
+    Reply,
+    Settled,
+    Started,
+)
 from holdfast.client.protocol.values import (
     Backoff,
     GroupSettings,
@@ -62,15 +74,77 @@ from tests.support.machine import numbered, produce, session_id, stage
 NAMES = ("alpha", "beta", "gamma", "grave")
 GROUPS = ("default", "fast", "slow")
 CLIENTS = ("svc", "job")
-SESSIONS = 3
+SESSIONS = (1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4)
+
+
+@dataclass(frozen=True)
+class Theme:
+    """What one run is about: commands that come more often, settings that its queues always have."""
+
+    name: str
+    likes: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    moves: float = 0.3  # how likely a new queue moves its dead letters to another one
+
+
+THEMES = (
+    Theme("anything"),
+    Theme(
+        "dead letters",
+        {"nack": 3, "redrive": 6, "redrive_to_origin": 8, "seek": 2, "delete_queue": 2, "delete_group": 3},
+        {
+            "max_delivery_attempts": (1, 2),
+            "max_backlog_messages": (4, 6, None, None),
+            "dead_retention_ms": (None, None, None, 9_000),
+            "replay_ms": (None, 60_000),
+            "drop_after_ms": (None,),
+            "drop_after_bytes": (None,),
+        },
+        moves=0.9,
+    ),
+    Theme(
+        "limits",
+        {"set_limits": 15, "create_queue": 10, "create_group": 3, "stage": 3, "publish": 3, "abort": 3},
+        {"history": (True,), "producer_expiry_ms": (None, None, 30_000), "max_backlog_messages": (None,)},
+    ),
+    Theme(
+        "leases",
+        {"lease": 2, "extend": 5, "nack": 2, "release": 2, "redrive": 0.3, "seek": 0.3, "purge": 0.3, "set_limits": 2},
+        {
+            "max_lease_ms": (30_000,),
+            "visibility_timeout_ms": (1_000, 30_000),
+            "max_in_flight_per_session": (2, 5, None),
+            "backoff": (Backoff("exponential", 5, 1_000), Backoff("fixed", 5_000, 0)),
+            "max_nack_delay_ms": (100, 604_800_000),
+            "max_ack_holes": (1, 1, 2),
+            "max_delivery_attempts": (2, 3, 5),
+            "history": (True, False),
+        },
+    ),
+    Theme(
+        "retention",
+        {"produce": 2, "report_cursor": 4, "seek": 3, "create_group": 3, "cancel": 2, "reschedule": 2},
+        {"replay_ms": (500, 30_000, None), "replay_bytes": (10, 60, None), "drop_after_ms": (50, 30_000, None, None)},
+    ),
+)
+
+
+PACES = (
+    (0, 0, 0, 0, 0, 1, 1, 5, 50, 500, 5_000, 30_000),
+    (0, 0, 0, 0, 0, 0, 0, 1, 1, 5, 50, 500),
+    (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 5_000),
+)
 
 
 @dataclass
 class Known:
     """What a careless observer remembers."""
 
+    open: set[int] = field(default_factory=set)  # sessions
     queues: dict[str, int] = field(default_factory=dict)
+    groups: dict[int, set[str]] = field(default_factory=dict)
     gone: list[int] = field(default_factory=list)
+    graves: set[str] = field(default_factory=set)  # names of queues that dead letters are moved to
     leases: list[tuple[int, int, str, int, int, int]] = field(default_factory=list)  # id, q, group, session, lo, hi
     seqs: dict[tuple[int, str], int] = field(default_factory=dict)
     epochs: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -78,20 +152,28 @@ class Known:
     done: dict[int, int] = field(default_factory=dict)
     sent: list[Envelope] = field(default_factory=list)
     staged: list[Stage] = field(default_factory=list)
+    deaths: list[tuple[int, str, int, int]] = field(default_factory=list)  # q, group, version, dead_seq
     tail: int = 1
-    dead_seq: int = 1
 
 
 class Generator:
-    """Draws envelopes and learns from answers."""
+    """Draws envelopes and learns from answers. Each one has a taste of its own: which commands it likes how much."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, theme: Theme = THEMES[0]) -> None:
         self.rng = rng
+        self.theme = theme
         self.known = Known()
+        self._taste: dict[str, float] = {}
+        self._favourites: list[str] = []
+        self._pace: tuple[int, ...] = ()
 
     def step_ms(self) -> int:
         """How much time passes before the next entry."""
-        return self.rng.choice((0, 0, 0, 1, 1, 5, 50, 500, 5_000, 30_000)) if self.rng.random() < 0.7 else 0
+        if not self._pace:
+            self._pace = self.rng.choice(PACES)
+        if self.rng.random() < 0.01:
+            return self.rng.choice((-5_000, 7_300_000))
+        return self.rng.choice(self._pace)
 
     def entry(self) -> list[Envelope]:
         return [self.envelope() for _ in range(self.rng.choice((1, 1, 1, 2, 3, 5)))]
@@ -100,8 +182,13 @@ class Generator:
         rng, known = self.rng, self.known
         if known.sent and rng.random() < 0.06:
             return rng.choice(known.sent[-20:])  # asked twice, perhaps late
-        command = self.command()
-        session = rng.randrange(1, SESSIONS + 1)
+        session = rng.choice(SESSIONS)
+        unknown = session not in known.open and rng.random() < 0.9
+        command = self.open_session() if unknown else self.command()
+        if isinstance(command, OpenSession):
+            known.open.add(session)
+        elif rng.random() < 0.85:
+            session = self._owner(command, session)
         number = 0
         if numbered(command):
             number = known.numbers[session] = known.numbers.get(session, 0) + 1
@@ -115,15 +202,26 @@ class Generator:
             command=command,
             session=session_id(session) if rng.random() < 0.995 else SessionId(b""),
             request_seq=number,
-            done_below=known.done.get(session, 0),
+            done_below=number + 1 if rng.random() < 0.003 else known.done.get(session, 0),
         )
         known.sent.append(envelope)
         return envelope
 
+    def _owner(self, command: Command, session: int) -> int:
+        """The session whose lease a command speaks of, if it speaks of one."""
+        item = command.items[0] if isinstance(command, Transaction) else command
+        lease = item.lease_id if isinstance(item, Extend) else 0
+        if isinstance(item, AckBatch | Nack | Release):
+            lease = item.ranges[0][0]
+        return next((owner for lease_id, _, _, owner, _, _ in self.known.leases if lease_id == lease), session)
+
     def learn(self, envelope: Envelope, answer: Answer) -> None:
         known, command, reply = self.known, envelope.command, answer.reply
+        if isinstance(reply, Failed) and isinstance(reply.error, SessionExpired):
+            known.open.discard(int.from_bytes(envelope.session, "big"))
         if isinstance(reply, QueueCreated) and isinstance(command, CreateQueue):
             known.queues[command.name] = reply.queue_id
+            known.groups[reply.queue_id] = set(command.groups)
         if isinstance(command, DeleteQueue):
             for name in [name for name, q in known.queues.items() if q == command.queue_id]:
                 known.gone.append(known.queues[name])
@@ -132,12 +230,33 @@ class Generator:
         if isinstance(reply, Leased) and isinstance(command, Lease):
             owner = int.from_bytes(envelope.session, "big")
             for grant in reply.grants:
-                known.leases.append(
-                    (reply.lease_id, command.queue_id, command.group, owner, grant.first, grant.last)
-                )
+                known.leases.append((reply.lease_id, command.queue_id, command.group, owner, grant.first, grant.last))
                 known.tail = max(known.tail, grant.last)
-        if type(reply).__name__ == "Produced":
-            known.tail = max(known.tail, reply.first_version + reply.count - 1)  # type: ignore[union-attr]
+        if isinstance(command, AckBatch | Nack | Release) and isinstance(reply, Settled) and reply.count:
+            over = {lease for lease, _, _ in command.ranges} if self.rng.random() < 0.7 else set()
+            known.leases = [lease for lease in known.leases if lease[0] not in over]
+        if isinstance(reply, Produced):
+            known.tail = max(known.tail, reply.first_version + reply.count - 1)
+        if isinstance(command, CreateGroup) and isinstance(reply, Started):
+            known.groups.setdefault(command.queue_id, set()).add(command.group)
+        if isinstance(command, DeleteGroup) and isinstance(reply, Done):
+            known.groups[command.queue_id].discard(command.group)
+        if isinstance(command, Produce | OpenProducer) and command.client_id is not None:
+            self._learn_producer(command, reply)
+
+    def _learn_producer(self, command: Produce | OpenProducer, reply: Reply) -> None:
+        """What a producer would know of its numbers and its epoch."""
+        known, who = self.known, (int(command.queue_id), str(command.client_id))
+        if isinstance(reply, ProducerOpened):
+            known.epochs[who], known.seqs[who] = reply.epoch, reply.high_water
+        elif isinstance(reply, Produced) and isinstance(command, Produce) and not reply.replayed:
+            known.seqs[who] = command.first_seq + reply.count - 1
+        elif isinstance(reply, Failed):
+            facts = reply.error.facts
+            known.seqs[who] = facts.get("high_water", known.seqs.get(who, 0))
+            known.epochs[who] = facts.get("epoch", known.epochs.get(who, 0))
+            if isinstance(reply.error, ProducerUnknown):
+                known.epochs[who] = known.seqs[who] = 0
 
     # Commands
 
@@ -153,16 +272,20 @@ class Generator:
         rng = self.rng
         if not self.known.queues or rng.random() < 0.03:
             return self.create_queue() if rng.random() < 0.7 else self.open_session()
+        bare = sorted(q for q in self.known.queues.values() if not self.known.groups.get(q))
+        if bare and rng.random() < 0.1:
+            return CreateGroup(queue_id=QueueId(rng.choice(bare)), group="default", start="earliest")
         weighted = (
-            (18, self.produce),
-            (18, self.lease),
-            (12, self.ack),
+            (30, self.produce),
+            (26, self.lease),
+            (16, self.ack),
             (10, self.nack),
             (3, self.release),
             (4, self.extend),
             (3, self.touch),
             (1, self.time_step),
             (2, self.open_session),
+            (0.3, self.create_queue),
             (3, self.open_producer),
             (1, self.forget_producer),
             (3, self.cancel),
@@ -178,14 +301,18 @@ class Generator:
             (1, self.purge),
             (2, self.create_group),
             (1, self.update_group),
-            (1, self.seek),
+            (2, self.seek),
             (1, self.report_cursor),
             (0.4, self.delete_group),
             (0.3, self.delete_queue),
             (0.3, self.forget_txn),
-            (0.2, self.set_limits),
+            (1, self.set_limits),
         )
-        command: Command = rng.choices([make for _, make in weighted], [weight for weight, _ in weighted])[0]()
+        for _, make in weighted:
+            if make.__name__ not in self._taste:
+                self._taste[make.__name__] = rng.choice((0.2, 1.0, 1.0, 3.0)) * self.theme.likes.get(make.__name__, 1.0)
+        weights = [weight * self._taste[make.__name__] for weight, make in weighted]
+        command: Command = rng.choices([make for _, make in weighted], weights)[0]()
         return command
 
     def queue(self) -> QueueId:
@@ -197,20 +324,33 @@ class Generator:
     def group(self) -> str:
         return self.rng.choices(GROUPS, (8, 2, 1))[0]
 
+    def group_of(self, q: int) -> str:
+        """A group that the queue has, mostly."""
+        there = sorted(self.known.groups.get(q, ()))
+        return self.rng.choice(there) if there and self.rng.random() < 0.95 else self.group()
+
     def create_queue(self) -> CreateQueue:
         rng = self.rng
         name = rng.choice(NAMES)
-        groups = rng.choice((("default",), ("default",), ("default", "fast"), ("default", "fast", "slow"), ()))
+        groups = rng.choice(
+            (("default",), ("default",), ("default",), ("default", "fast"), ("default", "fast", "slow"), ())
+        )
         return CreateQueue(name=name, settings=self.queue_settings(), groups=groups)
 
     def queue_settings(self) -> QueueSettings:
         rng = self.rng
-        return QueueSettings(**dict(self.queue_changes(rng.randrange(7))))  # type: ignore[arg-type]
+        changes = dict(self.queue_changes(rng.randrange(7)))
+        changes |= {name: rng.choice(values) for name, values in self.theme.settings.items()}
+        if self.known.queues and rng.random() < self.theme.moves:
+            target = rng.choice(sorted(self.known.queues))
+            self.known.graves.add(target)
+            changes |= {"dlq_strategy": "move", "dlq_queue": target}
+        return QueueSettings(**changes)  # type: ignore[arg-type]
 
     def queue_changes(self, count: int) -> list[tuple[str, object]]:
         rng = self.rng
         options: list[tuple[str, tuple[object, ...]]] = [
-            ("visibility_timeout_ms", (1, 10, 1_000, 30_000)),
+            ("visibility_timeout_ms", (10, 1_000, 30_000, 30_000)),
             ("max_delivery_attempts", (1, 2, 2, 3)),
             ("max_ack_holes", (1, 2, 3)),
             ("max_in_flight", (1, 3, 5, None)),
@@ -235,8 +375,11 @@ class Generator:
             ("drop_after_ms", (50, 30_000, None)),
             ("drop_after_bytes", (10, 30, None)),
         ]
-        chosen = rng.sample(options, count)
-        return [(name, rng.choice(values)) for name, values in chosen]
+        if not self._favourites:
+            self._favourites = rng.sample([name for name, _ in options], rng.randrange(3, 12))
+        liked = [option for option in options if option[0] in self._favourites]
+        pool = liked if count <= len(liked) and rng.random() < 0.7 else options
+        return [(name, rng.choice(values)) for name, values in rng.sample(pool, count)]
 
     def update_queue(self) -> UpdateQueue:
         return UpdateQueue(queue_id=self.queue(), changes=tuple(self.queue_changes(self.rng.randrange(1, 4))))
@@ -246,8 +389,9 @@ class Generator:
 
     def purge(self) -> PurgeQueue:
         rng = self.rng
-        group = None if rng.random() < 0.3 else self.group()
-        return PurgeQueue(queue_id=self.queue(), group=group, in_flight=rng.random() < 0.3, dead=rng.random() < 0.3)
+        q = self.queue()
+        group = None if rng.random() < 0.3 else self.group_of(q)
+        return PurgeQueue(queue_id=q, group=group, in_flight=rng.random() < 0.3, dead=rng.random() < 0.3)
 
     def start(self) -> str | int:
         return self.rng.choice(("earliest", "earliest", "latest", self.version(), self.version()))
@@ -261,13 +405,15 @@ class Generator:
         return [change for change in self.queue_changes(24) if change[0] in names][:count]
 
     def update_group(self) -> UpdateGroup:
-        return UpdateGroup(queue_id=self.queue(), group=self.group(), changes=tuple(self.group_changes(2)))
+        q = self.queue()
+        return UpdateGroup(queue_id=q, group=self.group_of(q), changes=tuple(self.group_changes(2)))
 
     def delete_group(self) -> DeleteGroup:
         return DeleteGroup(queue_id=self.queue(), group=self.group())
 
     def seek(self) -> Seek:
-        return Seek(queue_id=self.queue(), group=self.group(), to=self.start(), dead=self.rng.random() < 0.5)  # type: ignore[arg-type]
+        q = self.queue()
+        return Seek(queue_id=q, group=self.group_of(q), to=self.start(), dead=self.rng.random() < 0.3)  # type: ignore[arg-type]
 
     def report_cursor(self) -> ReportCursor:
         return ReportCursor(queue_id=self.queue(), reader=self.rng.choice(("spark", "audit")), version=self.version())
@@ -305,22 +451,20 @@ class Generator:
         client = rng.choice(CLIENTS)
         high = known.seqs.get((q, client), 0)
         first = max(1, high + rng.choice((1, 1, 1, 1, 1, 0, -1, 3)))
-        known.seqs[q, client] = max(high, first + len(messages) - 1)
         epoch = known.epochs.get((q, client), 0)
         return produce(
             q,
             *messages,
             client_id=client if rng.random() < 0.99 else "moved/1",
-            epoch=max(epoch + rng.choice((0, 0, 0, 0, 0, -1, 1)), 0),
+            epoch=max(epoch + rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 1)), 0),
             numbering_epoch=epoch,
             first_seq=first,
-            after_seq=rng.choice((None, None, high, high, high + 1)),
+            after_seq=rng.choice((None, None, None, high, high, high, high, high + 1)),
             done_below=rng.choice((None, None, 1, first, max(high - 2, 1))),
         )
 
     def open_producer(self) -> OpenProducer:
         q, client = self.queue(), self.rng.choice(CLIENTS)
-        self.known.epochs[q, client] = self.known.epochs.get((q, client), 0) + 1
         return OpenProducer(queue_id=q, client_id=client, nonce=bytes([self.rng.randrange(3)]) * 16)
 
     def forget_producer(self) -> ForgetProducer:
@@ -354,12 +498,13 @@ class Generator:
 
     def lease(self) -> Lease:
         rng = self.rng
+        q = self.queue()
         return Lease(
-            queue_id=self.queue(),
-            group=self.group(),
+            queue_id=q,
+            group=self.group_of(q),
             max_messages=rng.choice((1, 1, 2, 3, 10)),
             max_bytes=rng.choice((1, 4, 8, 1_000_000)),
-            visibility_timeout_ms=rng.choice((None, None, 1, 50, 5_000, 31_000)),
+            visibility_timeout_ms=rng.choice((None, None, None, None, 1, 50, 5_000, 31_000)),
             auto_ack=rng.random() < 0.08,
         )
 
@@ -367,7 +512,7 @@ class Generator:
         rng, known = self.rng, self.known
         if not known.leases or rng.random() < 0.05:
             return rng.choice((0, 5, 10_000)), self.queue(), self.group(), 1, 1, 2
-        return rng.choice(known.leases[-8:]) if rng.random() < 0.9 else rng.choice(known.leases)
+        return rng.choice(known.leases[-5:]) if rng.random() < 0.9 else rng.choice(known.leases)
 
     def settle_ranges(self) -> tuple[int, str, tuple[tuple[int, int, int], ...]]:
         rng = self.rng
@@ -388,12 +533,16 @@ class Generator:
     def nack(self) -> Nack:
         rng = self.rng
         q, group, ranges = self.settle_ranges()
-        when: dict[str, int] = rng.choice(
-            ({}, {}, {"delay_ms": 0}, {"delay_ms": 50}, {"delay_ms": 700_000_000}, {"not_before_ms": 1_700_000_005_000})
-        )
+        when: dict[str, int] = {}
+        if rng.random() < 0.6:
+            when = rng.choice(
+                ({"delay_ms": 0}, {"delay_ms": 50}, {"delay_ms": 50}, {"not_before_ms": 1_700_000_005_000})
+            )
+        elif rng.random() < 0.05:
+            when = {"delay_ms": 700_000_000}
         return Nack(
             queue_id=QueueId(q), group=group, ranges=ranges, error=rng.choice((None, "boom", "")),
-            dead=rng.random() < 0.15, **when,
+            dead=rng.random() < 0.25, **when,
         )  # fmt: skip
 
     def release(self) -> Release:
@@ -413,27 +562,39 @@ class Generator:
         )
 
     def touch(self) -> Touch:
-        return Touch(queue_id=self.queue(), group=None if self.rng.random() < 0.5 else self.group())
+        q = self.queue()
+        return Touch(queue_id=q, group=None if self.rng.random() < 0.5 else self.group_of(q))
 
     def time_step(self) -> TimeStep:
-        return TimeStep(by_ms=self.rng.choice((1, 50, 5_000, 100_000)))
+        return TimeStep(by_ms=self.rng.choices((1, 50, 5_000, 100_000, 90_000_000), (5, 5, 5, 5, 1))[0])
 
-    def dead_ranges(self) -> tuple[tuple[int, int, int], ...]:
-        return tuple((lo, hi, self.rng.randrange(1, 6)) for lo, hi in self.ranges()[:1])
+    def dead_ranges(self) -> tuple[int, str, tuple[tuple[int, int, int], ...]]:
+        """A queue, a group, and deaths there: known ones, perhaps with a neighbour, or invented ones."""
+        rng, known = self.rng, self.known
+        if not known.deaths or rng.random() < 0.15:
+            versions = sorted({self.version(), self.version(), self.version()})
+            return self.queue(), self.group(), tuple((v, v, rng.randrange(1, 5)) for v in versions)
+        q, group, version, dead_seq = rng.choice(known.deaths)
+        chosen = {version: (version, version + rng.choice((0, 0, 1, 3)), dead_seq)}
+        for other_q, other_group, other, other_seq in known.deaths:
+            above = other > max(last for _, last, _ in chosen.values())
+            if (other_q, other_group) == (q, group) and above and rng.random() < 0.3:
+                chosen[other] = (other, other, other_seq)
+        return q, group, tuple(sorted(chosen.values()))
 
     def redrive(self) -> Redrive:
-        version = self.version()
-        return Redrive(
-            queue_id=self.queue(),
-            group=self.group(),
-            dead=tuple((v, v, self.rng.randrange(1, 5)) for v in sorted({version, self.version(), self.version()})),
-        )
+        q, group, dead = self.dead_ranges()
+        return Redrive(queue_id=QueueId(q), group=group, dead=dead)
 
     def redrive_to_origin(self) -> RedriveToOrigin:
-        return RedriveToOrigin(queue_id=self.queue(), group=self.group(), versions=self.ranges())
+        graves = [self.known.queues[name] for name in sorted(self.known.graves & self.known.queues.keys())]
+        q = QueueId(self.rng.choice(graves)) if graves and self.rng.random() < 0.8 else self.queue()
+        versions = self.rng.choice((self.ranges(), ((1, 60),)))
+        return RedriveToOrigin(queue_id=q, group=self.group_of(q), versions=versions)
 
     def drop_dead(self) -> DropDead:
-        return DropDead(queue_id=self.queue(), group=self.group(), dead=self.dead_ranges())
+        q, group, dead = self.dead_ranges()
+        return DropDead(queue_id=QueueId(q), group=group, dead=dead)
 
     def transaction(self) -> Transaction:
         items = []
@@ -469,7 +630,8 @@ class Generator:
         parts = []
         for part in (0, 1):
             attempt = rng.choice("ab")
-            chunks = {made.chunk: made for made in known.staged if (made.txn, made.part, made.attempt) == (txn, part, attempt)}
+            named = [made for made in known.staged if (made.txn, made.part, made.attempt) == (txn, part, attempt)]
+            chunks = {made.chunk: made for made in named}
             use = [chunks[chunk] for chunk in range(len(chunks)) if chunk in chunks]
             if not use or rng.random() < 0.2:
                 continue
@@ -487,19 +649,28 @@ class Generator:
         return ForgetTxn(txn=self.txn())
 
     def set_limits(self) -> SetLimits:
+        """Small limits, and large ones again; but not for what is removed along the way, which does not come back."""
         rng = self.rng
         return SetLimits(
             changes=(
                 rng.choice(
                     (
                         ("session_window", rng.choice((3, 256))),
-                        ("producer_window", rng.choice((2, 1_024))),
-                        ("groups_per_queue", rng.choice((2, 64))),
+                        ("session_idle_ms", 40_000),
+                        ("sessions", rng.choice((2, 1_000_000))),
+                        ("producer_window", rng.choice((1, 2, 1_024))),
+                        ("producer_window", 1),
+                        ("groups_per_queue", rng.choice((1, 2, 64))),
                         ("producers_per_queue", rng.choice((1, 100_000))),
-                        ("leases_per_session", rng.choice((2, 10_000))),
+                        ("leases_per_session", rng.choice((1, 2, 10_000))),
                         ("batch_messages", rng.choice((3, 10_000))),
+                        ("batch_bytes", rng.choice((6, 4_194_304))),
+                        ("message_bytes", rng.choice((3, 1_048_576))),
                         ("staged_bytes_per_txn", rng.choice((10, 1_000_000))),
-                        ("queues", rng.choice((3, 10_000))),
+                        ("staged_bytes", rng.choice((15, 1_000_000))),
+                        ("job_memory_ms", rng.choice((500, 2_592_000_000))),
+                        ("history_ms", 500),
+                        ("queues", rng.choice((2, 3, 10_000))),
                     )
                 ),
             )

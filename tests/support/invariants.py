@@ -105,8 +105,8 @@ def _check_group(view: View, q: int, name: str) -> None:
                 where[version] = "held"
             held_batches += bool(parts) and max(batch.first, group.start) < group.cursor
     for version in range(group.cursor, queue.tail + 1):
-        batch = view.batch_at(q, version)
-        if version not in where and batch is not None and not batch.due:
+        stored_in = view.batch_at(q, version)
+        if version not in where and stored_in is not None and not stored_in.due:
             where[version] = "ready"
     states = Counter(where.values())
     versions = range(group.start, queue.tail + 1)
@@ -116,9 +116,9 @@ def _check_group(view: View, q: int, name: str) -> None:
     assert held_batches == group.held_passed
     assert states["waiting"] == group.waiting
     assert states["leased"] == group.in_flight
-    for reason in ("acked", "moved", "discarded", "cancelled", "trimmed", "freed"):
+    for reason in ("acked", "discarded", "cancelled", "trimmed", "freed"):
         assert states[reason] == getattr(group, reason), (name, reason, states[reason], getattr(group, reason))
-    for reason in ("dead", "purged"):  # parked rows of earlier generations have no place in this one
+    for reason in ("dead", "moved", "purged"):  # parked rows of earlier generations have no place in this one
         outside = getattr(group, reason) - states[reason]
         assert 0 <= outside <= group.carried, (name, reason, states[reason], getattr(group, reason), group.carried)
     assert states["ready"] == groups.ready(queue, group), (states, groups.ready(queue, group))

@@ -128,9 +128,7 @@ def test_an_expression_that_is_false_or_unknown_selects_nothing(text: str) -> No
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_can_be_asked_for_null(name: str) -> None:
     assert parse(f"{name} is null").matches({**ROW, name: None})
-    assert parse(f"{name} is not null").matches(
-        {**ROW, name: {"int": 1, "str": "a", "bool": True}[FIELDS[name]]}
-    )
+    assert parse(f"{name} is not null").matches({**ROW, name: {"int": 1, "str": "a", "bool": True}[FIELDS[name]]})
 
 
 def test_a_filter_reads_only_the_fields_it_names() -> None:
@@ -499,9 +497,7 @@ def joined(draw: st.DrawFn, inner: st.SearchStrategy[Tree]) -> Tree:
     parts = draw(st.lists(inner, min_size=2, max_size=3))
     joint = f"{draw(blanks)}{draw(cased(word))}{draw(blanks)}"
     choose = min if word == "and" else max
-    return Tree(
-        joint.join(f"({part.text})" for part in parts), lambda row: choose(p.truth(row) for p in parts)
-    )
+    return Tree(joint.join(f"({part.text})" for part in parts), lambda row: choose(p.truth(row) for p in parts))
 
 
 @st.composite
@@ -549,9 +545,7 @@ def test_bounds_never_leave_out_a_selected_row(tree: Tree, row: Row) -> None:
 @pytest.mark.fuzz
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["version", "died_ms"]), st.sampled_from(sorted(COMPARISONS)), st.integers(-2, 6)
-        ),
+        st.tuples(st.sampled_from(["version", "died_ms"]), st.sampled_from(sorted(COMPARISONS)), st.integers(-2, 6)),
         min_size=1,
         max_size=4,
     ),

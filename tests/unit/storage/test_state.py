@@ -1,0 +1,2 @@
+"""placeholder"""
+def test_nothing() -> None: pass
