@@ -42,9 +42,7 @@ def test_every_mapped_folder_is_a_package_that_is_built() -> None:
 
 def test_every_folder_with_modules_is_a_package() -> None:
     folders = {
-        module.parent.relative_to(ROOT).as_posix()
-        for top in TOP_FOLDERS
-        for module in (ROOT / top).rglob("*.py")
+        module.parent.relative_to(ROOT).as_posix() for top in TOP_FOLDERS for module in (ROOT / top).rglob("*.py")
     }
     assert folders <= set(FOLDERS.values())
 
