@@ -11,7 +11,6 @@ from holdfast.client.protocol.errors import (
     NotLeaseOwner,
     VersionNotInLease,
 )
-from holdfast.client.protocol.limits import ERROR_TEXT_BYTES
 from holdfast.client.protocol.replies import Extended, RefusedRange, Settled
 from holdfast.client.protocol.values import GENERATION_SHIFT
 from holdfast.storage import groups, history, leases
@@ -40,7 +39,7 @@ def nack(state: State, queue: QueueRow, group: GroupRow, command: Nack, session:
     """These failed (S3): dead at once, away for a while, or available again."""
     delay = nack_delay(state, queue, group, command)
     policy = groups.policy(queue, group)
-    error = cut_text(command.error) if command.error else None
+    error = command.error or None
     taking = Taking(state, queue, group, session)
     for wanted in command.ranges:
         back: list[tuple[Span, int]] = []
@@ -258,9 +257,3 @@ def _plain_ranges(spans: list[Span]) -> list[tuple[int, int]]:
         else:
             ranges.append((span.lo, span.hi))
     return ranges
-
-
-def cut_text(text: str) -> str:
-    """Cut an error text to its limit in bytes, at a character."""
-    data = text.encode(errors="replace")
-    return text if len(data) <= ERROR_TEXT_BYTES else data[:ERROR_TEXT_BYTES].decode(errors="ignore")

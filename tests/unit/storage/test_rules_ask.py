@@ -17,6 +17,7 @@ from holdfast.client.protocol.commands import (
     OpenSession,
     PurgeQueue,
     Seek,
+    TimeStep,
     Touch,
     UpdateQueue,
 )
@@ -289,3 +290,25 @@ def test_explain_prefers_what_became_of_a_version_to_where_it_lies() -> None:
     settle(machine, Nack, 1, dead=True)
     machine.do(Seek(queue_id=Q, group="default", to="latest"))
     assert [why(machine, version).reason for version in (1, 2)] == ["dead", "before_start"]
+
+
+# What the mutants showed to be untried
+
+
+def test_explain_shows_a_deadline_in_committed_time() -> None:
+    """E1: after a step the lease lasts until later."""
+    machine = queue_with(b"1")
+    take(machine)
+    machine.do(TimeStep(by_ms=5_000))
+    leased = (("lease_id", 1), ("consumer_id", "ann"), ("until_ms", START_MS + 35_000))
+    assert why(machine, 1) == Explained(reason="leased", facts=leased)
+
+
+def test_explain_of_a_group_names_the_lease_that_ends_first() -> None:
+    """E1: neither the newest, nor one that was auto-acked and holds nothing."""
+    machine = queue_with(b"1", b"2", b"3")
+    for timeout, auto_ack in ((10_000, True), (20_000, False), (30_000, False)):
+        asked = Lease(queue_id=Q, group="default", max_messages=1, visibility_timeout_ms=timeout, auto_ack=auto_ack)
+        assert isinstance(machine.do(asked), Leased)
+    leased = (("lease_id", 2), ("consumer_id", "ann"), ("until_ms", START_MS + 20_000))
+    assert why(machine) == Explained(reason="leased", facts=leased)

@@ -586,3 +586,65 @@ def test_lineage_keeps_who_sent_it_first() -> None:
     (batch,) = stored(machine, GRAVES)
     found = headers(batch)
     assert (batch.client_id, found["holdfast-client-id"], found["holdfast-client-seq"]) == ("moved/2", "shop", "102")
+
+
+# What the mutants showed to be untried
+
+
+def three_that_died_together() -> Machine:
+    """One dead row of three versions."""
+    machine = queues(b"a", b"b", b"c", b"d")
+    take(machine)
+    machine.do(Nack(queue_id=Q, group="default", ranges=((1, 1, 3),), dead=True))
+    return machine
+
+
+def test_versions_that_die_together_have_numbers_of_their_own() -> None:
+    """D2: the death behind three of them is the fourth."""
+    machine = three_that_died_together()
+    machine.do(Nack(queue_id=Q, group="default", ranges=((1, 4, 4),), dead=True))
+    assert [(row.version, row.dead_seq) for row in dead(machine)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_a_page_may_end_among_versions_that_died_together() -> None:
+    """D3: the next one goes on with the one behind."""
+    machine = three_that_died_together()
+    page = machine.ask(DeadLetters(queue_id=Q, limit=2))
+    assert isinstance(page, DeadListed)
+    assert [row.version for row in page.rows] == [1, 2]
+    assert [row.version for row in dead(machine, after=page.next_token)] == [3]
+
+
+def test_a_count_is_of_what_matches() -> None:
+    """D3: not of what was looked at."""
+    page = three_that_died_together().ask(DeadLetters(queue_id=Q, where="version > 2", count_only=True))
+    assert isinstance(page, DeadListed)
+    assert (page.matched, page.scanned, page.rows) == (1, 3, ())
+
+
+def test_a_redrive_takes_a_number_only_with_its_version() -> None:
+    """D4: the number of one death does not bring another version back, nor its own under the wrong name."""
+    machine = three_that_died_together()
+    assert machine.do(redrive((4, 4, 1))) == Redriven(count=0, skipped=1)
+    assert machine.do(redrive((2, 2, 1))) == Redriven(count=0, skipped=1)
+    assert [row.version for row in dead(machine)] == [1, 2, 3]
+
+
+def test_a_redriven_message_does_not_expire_with_its_batch() -> None:
+    """D4: its neighbours keep the batch and its TTL, which is not the redriven one's any more."""
+    machine = queues(MessageParts(b"a", ttl_ms=10_000), MessageParts(b"b", ttl_ms=10_000))
+    kill(machine, 1)
+    machine.do(redrive((1, 1, 1)))
+    machine.pass_ms(10_000)
+    machine.do(Touch(queue_id=Q))
+    assert take(machine).grants == (Grant(1, 1, 2, 1),)
+    assert stats(machine).expired == 0
+
+
+def test_a_redriven_message_keeps_its_batch() -> None:
+    """D4: the last neighbour that is settled does not take the body away from it."""
+    machine = queues(b"a", b"b")
+    kill(machine, 1)
+    machine.do(redrive((1, 1, 1)))
+    machine.do(AckBatch(queue_id=Q, group="default", ranges=((1, 2, 2),)))
+    assert machine.payloads(Q, take(machine)) == [b"a"]

@@ -552,3 +552,113 @@ def test_a_seek_and_a_purge_leave_their_rows_to_later_entries() -> None:
         machine.do(OpenSession(consumer_id="worker"))
         assert left - rows(machine, Table.DONE) <= 8
     assert rows(machine, Table.DONE) <= 1
+
+
+# What the mutants showed to be untried
+
+
+def test_a_group_does_not_see_what_the_one_before_it_settled_or_got_back() -> None:
+    """G1: rows of groups lie side by side, and none is taken for a neighbour's."""
+    machine = queue_with(b"a", b"b", groups=("one", "two"))
+    take(machine, group="one")
+    ack(machine, 1, 1, 1, "one")
+    assert why(machine, 1, "two") == Explained(reason="available")
+    take(machine, group="two")
+    nack(machine, 1, 2, "one")
+    assert isinstance(leased := why(machine, 2, "two"), Explained) and leased.reason == "leased"
+
+
+def test_earliest_is_what_the_slowest_group_has_not_settled() -> None:
+    """G2: not what the fastest one has left."""
+    machine = queue_with(b"a", b"b", groups=("fast", "slow"))
+    take(machine, group="fast")
+    ack(machine, 1, 1, 2, "fast")
+    started = machine.do(CreateGroup(queue_id=Q, group="new", start="earliest"))
+    assert started == Started(version=Version(1), moved=False)
+
+
+def test_deaths_are_counted_on_through_a_seek() -> None:
+    """G2: the numbers of parked rows, which stay, are not given out again."""
+    machine = queue_with(b"a", b"b")
+    take(machine, 1)
+    nack(machine, 1, 1, dead=True)
+    machine.do(Seek(queue_id=Q, group="default", to="earliest"))
+    take(machine)
+    nack(machine, 2, 2, dead=True)
+    reply = machine.ask(DeadLetters(queue_id=Q))
+    assert isinstance(reply, DeadListed)
+    assert [(row.version, row.dead_seq) for row in reply.rows] == [(1, 1), (2, 2)]
+
+
+def test_a_new_group_has_what_came_due_before_it_at_once() -> None:
+    """G2: it is ready, and not delayed until somebody touches the group."""
+    machine = queue_with(MessageParts(b"later", delay_ms=1_000))
+    machine.pass_ms(1_000)
+    machine.do(CreateGroup(queue_id=Q, group="new"))
+    assert (stats(machine, "new").ready, stats(machine, "new").delayed) == (1, 0)
+
+
+def test_a_queue_that_loses_its_last_group_keeps_its_messages() -> None:
+    """G3: without groups nobody has settled anything."""
+    machine = queue_with(b"a", b"b")
+    machine.do(DeleteGroup(queue_id=Q, group="default"))
+    for _ in range(3):
+        machine.do(ReportCursor(queue_id=Q, reader="spark", version=0))
+    assert described(machine).stored_messages == 2
+
+
+def test_a_reader_that_reports_and_does_not_read_holds_replay_back_for_a_bounded_time() -> None:
+    """G3: the bound is the age of the message, so a reader that is heard of every second cannot hold it for ever."""
+    machine = queue_with(b"a", replay_ms=1_000)
+    machine.do(SetLimits(changes=(("cursor_hold_ms", 10_000),)))
+    take(machine)
+    ack(machine, 1, 1, 1)
+    machine.do(ReportCursor(queue_id=Q, reader="spark", version=0))
+    kept = []
+    for _ in range(2):
+        machine.pass_ms(5_500)
+        machine.do(ReportCursor(queue_id=Q, reader="spark", version=0))
+        machine.do(Touch(queue_id=Q))
+        kept.append(described(machine).stored_messages)
+    assert kept == [1, 0]
+
+
+def test_a_range_counts_as_many_messages_as_it_has() -> None:
+    """G4: three that are acked together are three."""
+    machine = queue_with()
+    machine.do(produce(Q, b"a", b"b", b"c"))
+    take(machine)
+    ack(machine, 1, 1, 3)
+    assert (stats(machine).acked, stats(machine).ready) == (3, 0)
+
+
+def test_a_group_does_not_answer_for_what_was_gone_before_it() -> None:
+    """G4: behind a stuck head a message was freed; a group that starts at the head never had it."""
+    machine = queue_with(b"a", b"b", b"c")
+    take(machine)
+    ack(machine, 1, 2, 2)
+    machine.do(CreateGroup(queue_id=Q, group="new", start="earliest"))
+    assert (stats(machine, "new").produced, stats(machine, "new").ready) == (2, 2)
+    assert take(machine, group="new").grants == (Grant(1, 1, 1, 1), Grant(3, 3, 1, 1))
+
+
+def test_a_purge_leaves_nothing_held_back() -> None:
+    """G5: a message that was delayed is purged, once, and does not come later."""
+    machine = queue_with(b"a", MessageParts(b"later", delay_ms=1_000))
+    assert machine.do(PurgeQueue(queue_id=Q)) == Purged(count=2)
+    assert (stats(machine).purged, stats(machine).delayed, stats(machine).ready) == (2, 0, 0)
+    machine.pass_ms(1_000)
+    assert take(machine) == NOTHING
+
+
+def test_a_seek_leaves_no_row_of_the_former_generation() -> None:
+    """G5: some entries later all of its tables are empty."""
+    machine = queue_with(b"a", b"b", b"c", b"d")
+    take(machine, 3)
+    ack(machine, 1, 1, 1)
+    nack(machine, 1, 2, delay_ms=60_000)
+    machine.do(Seek(queue_id=Q, group="default", to="latest"))
+    for _ in range(10):
+        machine.do(Touch(queue_id=Q))
+    tables = (Table.BACK, Table.WAIT, Table.WAIT_DUE, Table.LEASE, Table.LEASE_DUE, Table.DONE, Table.FLIGHT)
+    assert {table.name: rows(machine, table) for table in tables} == dict.fromkeys([table.name for table in tables], 0)

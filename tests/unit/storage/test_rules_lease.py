@@ -627,3 +627,39 @@ def test_whatever_makes_something_available_wakes_its_group() -> None:
     machine.pass_ms(30_000)
     machine.do(Touch(queue_id=Q))
     assert wake in machine.effects
+
+
+# What the mutants showed to be untried
+
+
+def test_a_lease_cuts_a_batch_at_max_messages() -> None:
+    """L1: of five messages that came together it takes the first two, the next lease the others."""
+    machine = queue_with(0)
+    machine.do(produce(Q, *[b"m"] * 5))
+    assert take(machine, 2).grants == (Grant(1, 2, 1, 1),)
+    assert take(machine, 2).grants == (Grant(3, 4, 1, 1),)
+    assert take(machine, 2).grants == (Grant(5, 5, 1, 1),)
+
+
+def test_begun_is_of_one_lease() -> None:
+    """L2: what was begun in a lease that expired is not begun in the next one."""
+    machine = queue_with(1, count="begun")
+    begun = Extend(queue_id=Q, group="default", lease_id=take(machine).lease_id, begin=((1, 1),))
+    machine.do(begun)
+    machine.pass_ms(30_000)
+    assert take(machine).grants == (Grant(1, 1, 2, 1),)
+    machine.pass_ms(30_000)
+    assert take(machine).grants == (Grant(1, 1, 3, 1),)
+
+
+def test_the_floor_passes_over_all_that_is_settled_whatever_the_reasons() -> None:
+    """L5: behind the head lie an acked and a dead one; when the head is settled no hole is left, nor one behind it."""
+    machine = queue_with(5)
+    lease_id = take(machine).lease_id
+    ack(machine, lease_id, 2)
+    nack(machine, lease_id, 3, dead=True)
+    assert stats(machine).holes == 1
+    ack(machine, lease_id, 1)
+    assert stats(machine).holes == 0
+    ack(machine, lease_id, 4)
+    assert stats(machine).holes == 0

@@ -729,3 +729,60 @@ def test_a_produce_of_a_session_is_all_or_nothing_too() -> None:
     refusal = MessageTooLarge(size=3, limit=2, limit_name="max_message_bytes")
     assert machine.do(produce(Q, b"a", b"abc")) == refused(refusal)
     assert tail(machine) == 0
+
+
+# What the mutants showed to be untried
+
+
+def test_a_request_is_forgotten_by_its_last_number() -> None:
+    """P2: done_below inside a request keeps the whole of it."""
+    machine = queue_with()
+    send(machine, 1, b"a", b"b", b"c")
+    assert send(machine, 4, b"d", done_below=3) == wrote(4)
+    assert send(machine, 1, b"a", b"b", b"c") == wrote(1, 3, replayed=True)
+    assert send(machine, 5, b"e", done_below=4) == wrote(5)
+    mark = IdempotencyConflict(high_water=5, different_body=False)
+    assert send(machine, 1, b"a", b"b", b"c") == refused(mark)
+
+
+def test_each_message_of_a_batch_has_its_own_ttl() -> None:
+    """P7: one that lives for a second does not take its neighbours along."""
+    machine = queue_with()
+    machine.do(produce(Q, MessageParts(b"brief", ttl_ms=1_000), MessageParts(b"long", ttl_ms=9_000), b"ever"))
+    machine.pass_ms(1_000)
+    assert take(machine).grants == (Grant(2, 3, 1, 1),)
+
+
+def test_too_late_names_the_group_that_was_created_first() -> None:
+    """P6: where several groups were faster, the answer is the same on every node."""
+    machine = queue_with(b"a")
+    machine.do(CreateGroup(queue_id=Q, group="another"))
+    for group in ("another", "default"):
+        machine.do(Lease(queue_id=Q, group=group, max_messages=1))
+    outcome = VersionOutcome(1, 1, "too_late", "default")
+    assert machine.do(Cancel(queue_id=Q, versions=((1, 1),))) == VersionsChanged(outcomes=(outcome,))
+
+
+def test_what_returns_in_the_millisecond_of_its_expiry_expires() -> None:
+    """P7: a nack at that time brings nothing back."""
+    machine = queue_with(MessageParts(b"mortal", ttl_ms=1_000))
+    take(machine)
+    machine.pass_ms(1_000)
+    machine.do(Nack(queue_id=Q, group="default", ranges=((1, 1, 1),)))
+    assert (stats(machine).expired, stats(machine).discarded, stats(machine).ready) == (1, 1, 0)
+
+
+def test_every_message_that_expires_is_counted() -> None:
+    """P7: three messages of one batch are three."""
+    machine = queue_with(default_message_ttl_ms=1_000)
+    machine.do(produce(Q, b"a", b"b", b"c"))
+    machine.pass_ms(1_000)
+    machine.do(Touch(queue_id=Q))
+    assert (stats(machine).expired, stats(machine).discarded) == (3, 3)
+
+
+def test_a_produce_of_a_session_meets_the_backlog_limit() -> None:
+    """P8: without a client id the queue is as full as with one."""
+    machine = queue_with(b"a", max_backlog_messages=1)
+    assert machine.do(produce(Q, b"b")) == refused(QueueFull(limit_name="max_backlog_messages", limit=1))
+    assert tail(machine) == 1

@@ -13,6 +13,7 @@ from holdfast.client.protocol.commands import (
     Nack,
     OpenSession,
     Release,
+    SetLimits,
     Touch,
 )
 from holdfast.client.protocol.errors import (
@@ -188,6 +189,7 @@ def test_one_ack_settles_over_many_leases() -> None:
 
 def test_a_batch_carries_65536_ranges_and_not_one_more() -> None:
     """S2: the largest batch is folded whole; a larger one cannot be built."""
+    assert limits.SETTLE_RANGES == 65_536
     machine = queue_with(2_000)
     take(machine, 2_000)
     own = tuple((1, version, version) for version in range(1, 2_001, 2))
@@ -435,3 +437,35 @@ def test_an_expiry_backs_off_by_its_attempt() -> None:
         machine.do(Touch(queue_id=Q))
         assert why(machine) == delayed(due)
         machine.pass_ms(delay)
+
+
+# What the mutants showed to be untried
+
+
+def test_a_lease_that_is_over_but_not_folded_settles_nothing() -> None:
+    """S1: two leases end together and one command folds one of them; the other is over all the same."""
+    machine = queue_with(2)
+    take(machine, 1)
+    take(machine, 1)
+    machine.do(SetLimits(changes=(("fold_ranges", 1),)))
+    machine.pass_ms(30_000)
+    assert machine.do(ack((2, 2, 2))) == Settled(count=0, refused=(RefusedRange(2, 2, 2, LeaseExpired.code),))
+
+
+def test_an_extended_lease_ends_at_its_new_deadline() -> None:
+    """S4: not at the old one, and not never."""
+    machine = queue_with(1)
+    take(machine)
+    machine.do(extend(1, 50_000))
+    machine.pass_ms(49_999)
+    assert take(machine) == NOTHING
+    machine.pass_ms(1)
+    assert take(machine).grants == (Grant(1, 1, 2, 2),)
+
+
+def test_what_expired_is_not_in_flight_of_its_session_any_more() -> None:
+    """S5: the session has room for it again (L1)."""
+    machine = queue_with(1, max_in_flight_per_session=1)
+    take(machine)
+    machine.pass_ms(30_000)
+    assert take(machine).grants == (Grant(1, 1, 2, 2),)

@@ -39,7 +39,7 @@ from holdfast.client.protocol.replies import (
     Touched,
 )
 from holdfast.client.protocol.values import GENERATION_SHIFT, LeaseId, QueueId, QueueSettings, Version
-from holdfast.storage.state import State
+from holdfast.storage.machine import begin_generation
 from tests.support.machine import START_MS, Machine, produce
 
 Q = QueueId(1)
@@ -89,12 +89,7 @@ def dead_order(machine: Machine) -> list[tuple[int, str]]:
 
 def restore(machine: Machine) -> None:
     """What a restore from a backup does to the state: the next generation, in which ids count from 1."""
-
-    def raise_generation(state: State) -> None:
-        state.meta.generation, state.meta.queue_ids, state.meta.lease_ids = 1, 0, 0
-        state.flush()
-
-    machine.store.transact(lambda txn: raise_generation(State(txn)))
+    machine.store.transact(begin_generation)
 
 
 def committed_ms(machine: Machine) -> int:
@@ -426,3 +421,37 @@ def test_a_batch_keeps_its_generation_when_it_is_cut() -> None:
     pages = machine.ask(Peek(queue_id=Q))
     assert isinstance(pages, Messages)
     assert [(batch.first, batch.generation) for batch in pages.batches] == [(1, 0), (2, 0), (3, 0)]
+
+
+# What the mutants showed to be untried
+
+
+def test_a_lease_taken_after_a_step_has_its_timeout() -> None:
+    """T2: the deadline counts from the lease time of the grant, in which no step ever made is counted."""
+    machine = queue_with(b"a")
+    machine.do(TimeStep(by_ms=HOUR_MS))
+    assert take(machine).deadline_ms == START_MS + HOUR_MS + 30_000
+    machine.pass_ms(HOUR_MS + 30_000)
+    assert take(machine, session=2).grants == (Grant(1, 1, 2, 2),)
+
+
+def test_a_lease_asked_for_again_after_a_step_shows_where_its_deadline_is_now() -> None:
+    """T2: the answer is in committed time, so it moves with the step."""
+    machine = queue_with(b"a")
+    asked = machine.envelope(Lease(queue_id=Q, group="default", max_messages=1))
+    machine.entry([asked])
+    machine.do(TimeStep(by_ms=HOUR_MS))
+    again = machine.entry([asked])[0].reply
+    assert isinstance(again, Leased)
+    assert (again.replayed, again.deadline_ms) == (True, START_MS + HOUR_MS + 30_000)
+
+
+def test_of_two_times_the_earlier_is_folded_first_whatever_the_kinds() -> None:
+    """T3: a TTL that ended before a lease is folded before it, though expiries of leases are the first kind."""
+    machine = queue_with(
+        MessageParts(b"mortal", ttl_ms=1_000, delay_ms=1), b"leased", max_delivery_attempts=1, on_expired="dead_letter"
+    )
+    take(machine, visibility_timeout_ms=5_000)
+    machine.pass_ms(9_000)
+    machine.do(Touch(queue_id=Q))
+    assert dead_order(machine) == [(1, "expired"), (2, "max_attempts")]

@@ -11,6 +11,7 @@ from holdfast.client.protocol.commands import (
     OpenSession,
     Part,
     Publish,
+    SetLimits,
     Stage,
     Transaction,
     UpdateQueue,
@@ -36,6 +37,7 @@ from holdfast.client.protocol.replies import (
 )
 from holdfast.client.protocol.values import Job, QueueId, QueueSettings, Stream
 from holdfast.storage.tables import Table
+from tests.support import invariants
 from tests.support.machine import START_MS, Machine, produce, session_id, stage
 
 ORDERS = QueueId(1)
@@ -323,3 +325,25 @@ def test_every_chunk_moves_the_expiry() -> None:
     machine.pass_ms(59_999)
     publish = Publish(txn=JOB, parts=(part(0, first, second),))
     assert machine.do(publish) == Committed(versions=((2, 1, 2),))
+
+
+# What the mutants showed to be untried
+
+
+def test_a_refused_transaction_leaves_the_digest_and_wakes_nobody() -> None:
+    """X1: what it had done before the refusal is neither in the digest nor in what the node is told to do."""
+    machine = queues(b"o1")
+    refused = machine.do(Transaction(items=(produce(BILLS, b"b1"), ack(1, 1), ack(7, 7))))
+    assert refused == Failed(TransactionRefused(item=2, problem="LeaseExpired"))
+    assert machine.effects == ()
+    with machine.store.read() as txn:
+        invariants.check(txn)
+
+
+def test_what_was_aborted_takes_no_room() -> None:
+    """X2: the bytes of a stage that was dropped can be staged again."""
+    machine = queues()
+    machine.do(SetLimits(changes=(("staged_bytes", 10),)))
+    for _ in range(3):
+        assert machine.do(stage(JOB, BILLS, b"8 bytes!")) == Staged()
+        assert machine.do(Abort(txn=JOB)) == Aborted(chunks=1)

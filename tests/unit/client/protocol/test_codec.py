@@ -22,6 +22,7 @@ from holdfast.client.protocol.commands import (
     Part,
     Produce,
     Publish,
+    SetLimits,
     Touch,
     Transaction,
 )
@@ -354,6 +355,29 @@ def test_a_fact_of_another_type_is_not_written() -> None:
         codec.encode_answer(Answer(samples.PLACE, Failed(BadValue(field="x", problem=5))))
 
 
+def tag_of(kind: type[Command]) -> int:
+    return next(tag for tag, form in tags.COMMANDS.items() if form.type is kind)
+
+
+def test_a_key_that_is_there_twice_is_a_bad_frame() -> None:
+    pair = b"\xa6queues\x01"
+    head = bytes([0x92, tag_of(SetLimits)])
+    assert codec.decode_command(head + b"\x81" + pair, b"") == SetLimits(changes=(("queues", 1),))
+    with pytest.raises(BadFrame):
+        codec.decode_command(head + b"\x82" + pair + pair, b"")
+
+
+def test_a_flag_is_not_read_as_a_number() -> None:
+    with pytest.raises(BadFrame):
+        codec.decode_command(msgpack.packb([tag_of(SetLimits), {"queues": True}]), b"")
+
+
+def test_an_extension_type_is_not_read_as_nothing() -> None:
+    assert codec.decode_command(msgpack.packb([tag_of(Touch), 1, None]), b"") == Touch(queue_id=QueueId(1))
+    with pytest.raises(BadFrame):
+        codec.decode_command(msgpack.packb([tag_of(Touch), 1, msgpack.ExtType(1, b"")]), b"")
+
+
 # The log -----------------------------------------------------------------------------------------------
 
 
@@ -380,6 +404,14 @@ def test_an_entry_that_ends_early_is_a_bad_frame() -> None:
     for size in range(len(data)):
         with pytest.raises(BadFrame):
             codec.decode_envelope(memoryview(data)[:size], 0)
+
+
+def test_a_body_longer_than_its_command_takes_is_a_bad_frame() -> None:
+    data = bytearray(codec.encode_envelope(Envelope(principal="local", command=samples.PRODUCE)))
+    header_bytes, body_bytes = struct.unpack_from(">II", data)
+    struct.pack_into(">II", data, 0, header_bytes, body_bytes + 1)
+    with pytest.raises(BadFrame):
+        codec.decode_envelope(memoryview(bytes(data) + b"x"), 0)
 
 
 # Frames of a connection --------------------------------------------------------------------------------
