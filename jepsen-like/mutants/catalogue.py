@@ -7,6 +7,7 @@ from holdfast.jepsen.mutants.groups import GROUPS_MUTANTS
 from holdfast.jepsen.mutants.lease import LEASE_MUTANTS
 from holdfast.jepsen.mutants.mutant import Mutant
 from holdfast.jepsen.mutants.produce import PRODUCE_MUTANTS
+from holdfast.jepsen.mutants.raft import RAFT_MUTANTS
 from holdfast.jepsen.mutants.settle import SETTLE_MUTANTS
 from holdfast.jepsen.mutants.time import TIME_MUTANTS
 from holdfast.jepsen.mutants.together import TOGETHER_MUTANTS
@@ -21,4 +22,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *GROUPS_MUTANTS,
     *TOGETHER_MUTANTS,
     *BYTES_MUTANTS,
+    *RAFT_MUTANTS,
 )

@@ -20,6 +20,13 @@ ARROWS = {
     "holdfast.storage": {"holdfast.client.protocol", "holdfast.storage"},
     "holdfast.cluster": {"holdfast.client.protocol", "holdfast.storage", "holdfast.cluster"},
     "holdfast.jepsen.model": {"holdfast.client.protocol", "holdfast.jepsen.model"},
+    # Alone of the harness it meets the node's own parts, to run them under a clock and a network of its own.
+    "holdfast.jepsen.simulation": {
+        "holdfast.client.protocol",
+        "holdfast.storage",
+        "holdfast.cluster",
+        "holdfast.jepsen.simulation",
+    },
     # A mutant is a changed rule, so it has to reach the rules.
     "holdfast.jepsen.mutants": {"holdfast.client.protocol", "holdfast.storage", "holdfast.jepsen.mutants"},
     "holdfast.jepsen": {
