@@ -1,4 +1,7 @@
-"""One value of every form, each field away from its default, for tests that need some value and not any."""
+"""One value of every form, for tests that need some value and not any.
+
+Each field is away from its default, but for those that are reserved.
+"""
 
 from typing import Any
 
@@ -71,7 +74,7 @@ QUEUE_SETTINGS = QueueSettings(
     count="begun",
 )
 RANGES = ((LEASE, 1, 100), (LEASE + 1, 102, 102))
-VERSIONS = ((1, 5), (9, 9), (1_000, 70_000))
+VERSIONS = ((1, 5), (9, 9), (61_000, 70_000))
 DEAD = ((4, 4, 11), (70, 72, 900))
 STREAM = Stream("app-1", 42)
 PRODUCE = c.Produce(
@@ -226,7 +229,7 @@ REPLIES: list[Any] = [
     r.Failed(LeaseExpired(lease_id=LEASE)),
     r.Done(),
     r.Touched(more=True),
-    r.QueueCreated(queue_id=QUEUE),
+    r.QueueCreated(queue_id=QUEUE, log=LogId(1)),
     r.Purged(count=12_345),
     r.Started(version=Version(17), moved=True),
     r.ProducerOpened(epoch=(1 << 48) | 4, high_water=100),
@@ -249,6 +252,7 @@ REPLIES: list[Any] = [
     r.Aborted(chunks=4),
     r.QueueDescribed(
         queue_id=QUEUE,
+        log=LogId(1),
         name="orders",
         settings=QUEUE_SETTINGS,
         tail_version=70_000,
@@ -306,7 +310,7 @@ REPLIES: list[Any] = [
     r.VersionsFound(versions=((1, 5), (9, 9)), next_version=10),
 ]
 
-PLACE = Place(123_456, 2, 1_700_000_000_123)
+PLACE = Place(123_456, 2, 1_700_000_000_123, LogId(1))
 FRAMES: list[Any] = [
     Hello((1, 3), "holdfast-python/0.1"),
     Welcome(version=1, cluster_id="5f0c", node="n1"),

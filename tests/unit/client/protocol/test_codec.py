@@ -39,7 +39,17 @@ from holdfast.client.protocol.messages import (
 )
 from holdfast.client.protocol.queries import Query
 from holdfast.client.protocol.replies import Answer, DeadListed, Done, Failed, Leased, MessageBatch, Reply, Settled
-from holdfast.client.protocol.values import Columns, GroupSettings, Job, LeaseId, Place, QueueId, QueueSettings
+from holdfast.client.protocol.values import (
+    THE_LOG,
+    Columns,
+    GroupSettings,
+    Job,
+    LeaseId,
+    LogId,
+    Place,
+    QueueId,
+    QueueSettings,
+)
 from tests.unit.client.protocol import samples
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -130,7 +140,7 @@ def test_recorded_bytes_are_read_as_the_samples() -> None:
     for query in samples.QUERIES:
         assert codec.decode_query(*read(f"query {type(query).__name__}")) == query
     for reply in samples.REPLIES:
-        assert codec.decode_answer(*read(f"answer {type(reply).__name__}")).reply == reply
+        assert codec.decode_answer(*read(f"answer {type(reply).__name__}")) == Answer(samples.PLACE, reply)
 
 
 def test_there_is_a_sample_of_every_type() -> None:
@@ -279,7 +289,7 @@ def test_ranges_that_are_no_triples_are_a_bad_frame(ranges: bytes) -> None:
 
 def test_columns_that_do_not_cut_the_body_are_refused() -> None:
     def produce(ends: bytes, body: bytes, start: int = 0, key_ends: bytes = b"") -> None:
-        header = [17, 1, ends, start, key_ends, b"", b"", b"", b"", None, 0, 0, 1, None, None]
+        header = [17, 1, ends, start, key_ends, b"", b"", b"", b"", b"", None, 0, 0, 1, None, None]
         codec.decode_command(msgpack.packb(header), body)
 
     produce(struct.pack("<2i", 1, 3), b"abc")
@@ -299,6 +309,45 @@ def test_columns_that_do_not_cut_the_body_are_refused() -> None:
         produce(b"", b"")
     with pytest.raises(BadValue):
         produce(struct.pack("<i", 1) + b"\0" + struct.pack("<i", 1), b"a")
+
+
+def test_lanes_are_reserved_on_the_wire() -> None:
+    columns, body = pack([MessageParts(b"a")])
+    header, _ = codec.encode_command(Produce(queue_id=QueueId(1), columns=columns, body=body))
+    fields = msgpack.unpackb(header)
+    assert fields[9] == b""
+    for other in (b"\0", None, ()):
+        with pytest.raises(BadFrame, match="lanes"):
+            codec.decode_command(msgpack.packb([*fields[:9], other, *fields[10:]]), body)
+
+
+def test_a_table_of_batches_with_lanes_is_neither_written_nor_read() -> None:
+    columns, body = pack([MessageParts(b"a")])
+
+    def leased(columns: Columns) -> Answer:
+        batch = MessageBatch(1, 0, 1, "svc", 1, columns, body)
+        return Answer(samples.PLACE, Leased(lease_id=LeaseId(1), deadline_ms=1, grants=(), batches=(batch,)))
+
+    with pytest.raises(BadValue, match="reserved"):
+        codec.encode_answer(leased(replace(columns, lanes=b"\0")))
+    *fields, table = msgpack.unpackb(codec.encode_answer(leased(columns))[0])
+    lengths = 32 + 4  # of the columns, behind four u64 and `start`
+    assert struct.unpack_from(">7IH", table, lengths) == (4, 0, 0, 0, 0, 0, 0, 3)
+    laned = bytearray(table[:-3]) + b"\0" + table[-3:]
+    struct.pack_into(">I", laned, lengths + 24, 1)
+    with pytest.raises(BadFrame, match="lanes"):
+        codec.decode_answer(msgpack.packb([*fields, bytes(laned)]), body)
+
+
+def test_the_ops_of_a_publish_are_reserved() -> None:
+    publish = Publish(txn=Job("j"), parts=())
+    fields = msgpack.unpackb(codec.encode_command(publish)[0])
+    assert fields[-1] == []
+    for ops in ([[21, 1, "default", bytes(24)]], [0], None, b""):
+        with pytest.raises(BadFrame, match="ops"):
+            codec.decode_command(msgpack.packb([*fields[:-1], ops]), b"")
+    with pytest.raises(BadValue, match="ops is reserved"):
+        replace(publish, ops=(samples.ACK,))
 
 
 def test_a_producer_may_not_send_reserved_headers_and_a_node_may() -> None:
@@ -440,7 +489,8 @@ def test_each_side_refuses_what_only_the_other_sends() -> None:
 def test_a_wrong_value_in_a_nodes_answer_is_a_bad_frame() -> None:
     header, _ = codec.encode_message(Answered(1, Answer(samples.PLACE, samples.REPLIES[16])))
     fields = msgpack.unpackb(header)
-    fields[8] = {"max_ack_holes": 0}
+    assert "max_ack_holes" in fields[10]
+    fields[10] = {"max_ack_holes": 0}
     with pytest.raises(BadFrame):
         codec.decode_from_node(msgpack.packb(fields), b"")
 
@@ -457,6 +507,19 @@ def test_the_text_of_an_error_travels_only_where_its_facts_do_not_make_it() -> N
 def test_a_querys_answer_has_position_minus_one() -> None:
     answer = Answer(Place(5, -1, 6), Done())
     assert codec.decode_answer(*codec.encode_answer(answer)) == answer
+
+
+def test_an_answer_says_which_log_its_index_is_of() -> None:
+    assert Place(5, 0, 6).log == THE_LOG
+    answer = Answer(Place(5, 0, 6, LogId(7)), Done())
+    header, body = codec.encode_answer(answer)
+    assert msgpack.unpackb(header)[:4] == [7, 5, 0, 6]
+    assert codec.decode_answer(header, body) == answer
+    for log in (-1, True, None, 2**63):
+        with pytest.raises(BadFrame):
+            codec.decode_answer(msgpack.packb([log, 5, 0, 6, 97]), b"")
+        with pytest.raises(BadValue):
+            codec.encode_answer(Answer(Place(5, 0, 6, log), Done()))  # type: ignore[arg-type]
 
 
 def test_a_lease_of_10_000_single_messages_fits_one_frame() -> None:

@@ -74,6 +74,12 @@ def test_a_row_is_documented_with_its_fields(title: str) -> None:
     assert f"| `{title}` | {fields_of(tags.ROWS[title])} |" in ROWS
 
 
+@pytest.mark.parametrize("column", tags.COLUMN_FIELDS)
+def test_a_column_is_documented_with_its_kind(column: str) -> None:
+    head = f"| `{column}` | {tags.COLUMN_FIELDS[column].name} |"
+    assert len([row for row in ROWS if row.startswith(head)]) == 1
+
+
 @pytest.mark.parametrize("number", tags.FRAMES)
 def test_a_frame_is_documented_with_its_fields(number: int) -> None:
     rows = [row for row in ROWS if row.startswith(tag_row(number, tags.FRAMES[number])[:-1])]

@@ -1,0 +1,374 @@
+"""The client for threads, scripts and Spark executors: one `Client`, usable from many threads at once.
+
+Every method is one of the steps of `calls.py` or `leases.py`, taken one after the other over the socket thread.
+After a fork a client goes on with sockets and a session of its own; leases belong to the session that took them.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from random import SystemRandom
+from threading import Lock
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from holdfast.client import calls, leases
+from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
+from holdfast.client.core import Core
+from holdfast.client.events import Address, parse_addresses
+from holdfast.client.leases import Held
+from holdfast.client.message import Delivered, Message
+from holdfast.client.protocol import commands as c
+from holdfast.client.protocol import queries as q
+from holdfast.client.protocol import replies as r
+from holdfast.client.protocol.errors import BadValue, HoldfastError
+from holdfast.client.protocol.limits import LEASE_MESSAGES, NONCE_BYTES
+from holdfast.client.protocol.replies import Failed
+from holdfast.client.sockets import Loop
+
+T = TypeVar("T")
+
+
+class Client:
+    """Connects at first use. `timeout_ms` is for a call as its caller sees it, retries and redirects included.
+
+    A queue's name is resolved once. When that queue is gone, the call raises QueueNotFound, or QueueRecreated where
+    another has its name now: nothing was done, and the next call by that name means the new one.
+    """
+
+    def __init__(
+        self, addresses: str | Sequence[Address], timeout_ms: int = 30_000, consumer_id: str | None = None
+    ) -> None:
+        self._addresses = parse_addresses(addresses) if isinstance(addresses, str) else list(addresses)
+        self._timeout_s = timeout_ms / 1000
+        self._consumer_id = consumer_id or ""
+        c.OpenSession(consumer_id=self._consumer_id)  # checks it
+        if not self._addresses:
+            raise BadValue(field="addresses", problem="is empty; give at least one HOST:PORT")
+        self._names = Names()
+        self._lock = Lock()
+        self._loop: Loop | None = None
+        self._closed = False
+        _clients.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all connections; calls of other threads end with what is known of them. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop()
+
+    # Queues and groups ----------------------------------------------------------------------------------
+
+    def create_queue(self, name: str, **settings: Any) -> r.QueueCreated:
+        return self._run(calls.create_queue(self._names, name, settings))
+
+    def update_queue(self, name: str, **settings: Any) -> None:
+        self._run(calls.update_queue(self._names, name, settings))
+
+    def delete_queue(self, name: str) -> None:
+        self._run(calls.delete_queue(self._names, name))
+
+    def purge_queue(self, name: str, group: str | None = None, in_flight: bool = False, dead: bool = False) -> r.Purged:
+        return self._ask(
+            name, r.Purged, lambda i: c.PurgeQueue(queue_id=i, group=group, in_flight=in_flight, dead=dead)
+        )
+
+    def queue(self, name: str) -> r.QueueDescribed:
+        """Settings, tail and groups as they are now."""
+        return self._run(calls.describe(self._names, name))
+
+    def queues(self) -> list[str]:
+        return self._run(calls.queues())
+
+    def create_group(self, queue: str, group: str, start: Start = "earliest", **settings: Any) -> r.Started:
+        return self._run(calls.create_group(self._names, queue, group, start, settings))
+
+    def update_group(self, queue: str, group: str, **settings: Any) -> None:
+        self._run(calls.update_group(self._names, queue, group, settings))
+
+    def delete_group(self, queue: str, group: str) -> None:
+        self._ask(queue, r.Done, lambda i: c.DeleteGroup(queue_id=i, group=group))
+
+    def groups(self, queue: str) -> list[r.GroupDescribed]:
+        return list(self._ask(queue, r.GroupsListed, lambda i: q.ListGroups(queue_id=i)).groups)
+
+    def seek(self, queue: str, group: str = "default", to: Start = "earliest", dead: bool = False) -> r.Started:
+        return self._ask(queue, r.Started, lambda i: c.Seek(queue_id=i, group=group, to=to, dead=dead))
+
+    # Produce --------------------------------------------------------------------------------------------
+
+    def produce(
+        self, queue: str, payloads: Payloads, client_id: str | None = None, client_seq: int | None = None,
+        epoch: int = 0, numbering_epoch: int | None = None, after_seq: int | None = None,
+        done_below: int | None = None, key: str | None = None, headers: Mapping[str, str] | None = None,
+        delay_ms: int | None = None, not_before_ms: int | None = None, ttl_ms: int | None = None,
+    ) -> Produced:  # fmt: skip
+        """Append all or none. With `client_id` you number (P1); without, the session does, for this client's life."""
+        shared = Message(b"", key, headers, delay_ms, not_before_ms, ttl_ms)
+        return self._run(
+            calls.produce(
+                self._names,
+                queue,
+                payloads,
+                shared,
+                client_id,
+                client_seq,
+                epoch=epoch,
+                numbering_epoch=numbering_epoch,
+                after_seq=after_seq,
+                done_below=done_below,
+            )
+        )
+
+    def open_producer(self, queue: str, client_id: str, nonce: bytes | None = None) -> r.ProducerOpened:
+        """The next epoch of this producer, which fences older ones; the same for the same nonce (P4)."""
+        chosen = nonce if nonce is not None else os.urandom(NONCE_BYTES)
+        return self._ask(
+            queue, r.ProducerOpened, lambda i: c.OpenProducer(queue_id=i, client_id=client_id, nonce=chosen)
+        )
+
+    def producer_state(self, queue: str, client_id: str) -> r.ProducerDescribed:
+        return self._ask(queue, r.ProducerDescribed, lambda i: q.ProducerState(queue_id=i, client_id=client_id))
+
+    def cancel(self, queue: str, version: int | None = None, key: str | None = None) -> list[r.VersionOutcome]:
+        """Before any group has leased it: by version, else TooLate; by key, with an outcome for each match (P6)."""
+        return self._run(calls.change_versions(self._names, queue, version, key, c.Cancel))
+
+    def reschedule(
+        self, queue: str, version: int | None = None, key: str | None = None,
+        delay_ms: int | None = None, not_before_ms: int | None = None,
+    ) -> list[r.VersionOutcome]:  # fmt: skip
+        when = {"delay_ms": delay_ms, "not_before_ms": not_before_ms}
+        return self._run(calls.change_versions(self._names, queue, version, key, c.Reschedule, **when))
+
+    # Lease and settle -----------------------------------------------------------------------------------
+
+    def lease(
+        self, queue: str, group: str = "default", max_messages: int = 100, max_bytes: int | None = None,
+        wait_ms: int = 0, visibility_timeout_ms: int | None = None, auto_ack: bool = False,
+    ) -> "Lease":  # fmt: skip
+        """What is available, at most `max_messages`; an empty lease is false. The wait comes on top of the timeout."""
+        options = {
+            "max_messages": min(max_messages, LEASE_MESSAGES),
+            "max_bytes": max_bytes,
+            "wait_ms": wait_ms,
+            "visibility_timeout_ms": visibility_timeout_ms,
+        }
+        steps = leases.lease(self._names, queue, group, auto_ack, options)
+        return Lease(self, self._run(steps, extra_s=wait_ms / 1000))
+
+    def ack(self, queue: str, lease_id: int, versions: Iterable[int], group: str = "default") -> r.Settled:
+        return self._run(leases.settle_by_id(self._names, queue, lease_id, versions, leases.acking(group)))
+
+    def nack(
+        self, queue: str, lease_id: int, versions: Iterable[int], group: str = "default",
+        delay_ms: int | None = None, not_before_ms: int | None = None, error: str | None = None, dead: bool = False,
+    ) -> r.Settled:  # fmt: skip
+        command = leases.nacking(group, delay_ms, not_before_ms, error, dead)
+        return self._run(leases.settle_by_id(self._names, queue, lease_id, versions, command))
+
+    def release(self, queue: str, lease_id: int, versions: Iterable[int], group: str = "default") -> r.Settled:
+        return self._run(leases.settle_by_id(self._names, queue, lease_id, versions, leases.releasing(group)))
+
+    def extend(
+        self, queue: str, lease_id: int, group: str = "default",
+        visibility_timeout_ms: int | None = None, begin: Iterable[int] | None = None,
+    ) -> r.Extended:  # fmt: skip
+        return self._run(leases.extend(self._names, queue, group, lease_id, visibility_timeout_ms, begin))
+
+    def transaction(self) -> "Transaction":
+        return Transaction(self)
+
+    # Ask ------------------------------------------------------------------------------------------------
+
+    def stats(self, queue: str, group: str = "default") -> Stats:
+        return self._run(calls.stats(self._names, queue, group))
+
+    def peek(self, queue: str, group: str | None = None, from_version: int = 1, limit: int = 10) -> list[Delivered]:
+        return self._run(calls.peek(self._names, queue, group, from_version, limit))
+
+    def read(self, queue: str, from_version: int = 1, to_version: int | None = None) -> Iterator[Delivered]:
+        """Kept messages by version, both ends included, fetched as they are needed; each page has its own timeout."""
+        at: int | None = from_version
+        last = to_version if to_version is not None else self.queue(queue).tail_version
+        while at is not None and at <= last:
+            page, at = self._run(calls.read_page(self._names, queue, at, last))
+            yield from page
+
+    def explain(self, queue: str, version: int | None = None, group: str = "default") -> Explanation:
+        return self._run(calls.explain(self._names, queue, version, group))
+
+    def history(self, queue: str, from_seq: int = 1, limit: int = 1_000) -> list[r.HistoryRow]:
+        """Rows of a queue that keeps a history, from this number on."""
+        listed = self._ask(queue, r.HistoryListed, lambda i: q.History(queue_id=i, from_seq=from_seq, limit=limit))
+        return list(listed.rows)
+
+    # Dead letters ---------------------------------------------------------------------------------------
+
+    def dead(
+        self, queue: str, group: str | None = None, where: str = "", limit: int = 100, after: bytes | None = None
+    ) -> DeadPage:
+        """A list of dead letters; its `after` leads to the next page."""
+        return self._run(calls.dead(self._names, queue, group, where, limit, after))
+
+    def dead_count(self, queue: str, group: str | None = None, where: str = "") -> int:
+        return self._run(calls.dead_count(self._names, queue, group, where))
+
+    def redrive(self, queue: str, group: str | None = None, where: str = "", dry_run: bool = False) -> Redriven:
+        """Bring back all that match, step by step, each with its own timeout; asking again goes on where it stopped."""
+        total, token = Redriven(0, 0), b""
+        while True:
+            step, token = self._run(calls.redrive_page(self._names, queue, group, where, token, dry_run=dry_run))
+            total = Redriven(total.matched + step.matched, total.redriven + step.redriven)
+            if not token:
+                return total
+
+    # How a call is made ---------------------------------------------------------------------------------
+
+    def _ask(self, queue: str, kind: type[T], build: Any) -> T:
+        return calls.expect(kind, self._run(self._names.asking(queue, build)))
+
+    def _run(self, steps: Steps[T], extra_s: float = 0.0) -> T:
+        """Take all steps within one timeout. Raises what the last of them could not get over."""
+        deadline_s = time.monotonic() + self._timeout_s + extra_s
+        try:
+            request = next(steps)
+            while True:
+                outcome = self._started().ask(request, deadline_s).result()
+                if isinstance(outcome, HoldfastError):
+                    request = steps.throw(outcome)
+                elif isinstance(outcome.reply, Failed):
+                    request = steps.throw(outcome.reply.error)
+                else:
+                    request = steps.send(outcome)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _started(self) -> Loop:
+        loop = self._loop
+        if loop is not None:
+            return loop
+        with self._lock:
+            if self._closed:
+                raise BadValue(field="client", problem="is closed; make another")
+            if self._loop is None:
+                self._loop = Loop(Core(self._addresses, random=SystemRandom(), consumer_id=self._consumer_id))
+            return self._loop
+
+    def _after_fork(self) -> None:
+        """In the child, before anything else runs there: what a thread of the parent held is not ours."""
+        loop, self._loop, self._lock = self._loop, None, Lock()
+        if loop is not None:
+            loop.drop_sockets()
+
+
+class Lease:
+    """Messages held until `deadline_ms`; `id` is the fencing token. Methods without versions mean all still held.
+
+    Refused as a whole raises that error, in part `PartlyRefused`; what this object settled before is not asked again.
+    """
+
+    def __init__(self, client: Client, held: Held) -> None:
+        self._client, self._held = client, held
+
+    def __iter__(self) -> Iterator[Delivered]:
+        return iter(self._held.messages)
+
+    def __len__(self) -> int:
+        return len(self._held.messages)
+
+    @property
+    def id(self) -> int:
+        return self._held.id
+
+    @property
+    def deadline_ms(self) -> int:
+        return self._held.deadline_ms
+
+    @property
+    def replayed(self) -> bool:
+        return self._held.replayed
+
+    @property
+    def messages(self) -> list[Delivered]:
+        return self._held.messages
+
+    def ack(self, versions: Iterable[int] | None = None) -> r.Settled:
+        return self._settle("ack", versions, leases.acking(self._held.group))
+
+    def nack(
+        self, versions: Iterable[int] | None = None, delay_ms: int | None = None, not_before_ms: int | None = None,
+        error: str | None = None, dead: bool = False,
+    ) -> r.Settled:  # fmt: skip
+        return self._settle("nack", versions, leases.nacking(self._held.group, delay_ms, not_before_ms, error, dead))
+
+    def release(self, versions: Iterable[int] | None = None) -> r.Settled:
+        return self._settle("release", versions, leases.releasing(self._held.group))
+
+    def extend(self, visibility_timeout_ms: int | None = None, begin: Iterable[int] | None = None) -> r.Extended:
+        held = self._held
+        reply = self._client.extend(held.queue, held.id, held.group, visibility_timeout_ms, begin)
+        held.extended(reply)
+        return reply
+
+    def _settle(
+        self, verb: Literal["ack", "nack", "release"], versions: Iterable[int] | None, command: leases.Settle
+    ) -> r.Settled:
+        client = self._client
+        return client._run(leases.settle(client._names, self._held, verb, versions, command))
+
+
+class Transaction:
+    """All or nothing, one log entry (X1): sent when the block ends, unless it ends by an exception."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._inner = leases.Transaction()
+
+    @property
+    def versions(self) -> dict[str, list[int]]:
+        """What was written, by queue; empty until the block has ended."""
+        return self._inner.versions
+
+    def ack(self, lease: Lease, versions: Iterable[int] | None = None) -> None:
+        self._inner.add_settle(lease._held, "ack", versions, leases.acking(lease._held.group))
+
+    def nack(
+        self, lease: Lease, versions: Iterable[int] | None = None, delay_ms: int | None = None,
+        not_before_ms: int | None = None, error: str | None = None, dead: bool = False,
+    ) -> None:  # fmt: skip
+        command = leases.nacking(lease._held.group, delay_ms, not_before_ms, error, dead)
+        self._inner.add_settle(lease._held, "nack", versions, command)
+
+    def produce(
+        self, queue: str, payloads: Payloads, key: str | None = None, headers: Mapping[str, str] | None = None,
+        delay_ms: int | None = None, not_before_ms: int | None = None, ttl_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        self._inner.add_produce(queue, payloads, Message(b"", key, headers, delay_ms, not_before_ms, ttl_ms))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self._client._run(self._inner.commit(self._client._names))
+
+
+_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,150 @@
+"""What is on its way: a call with its attempts, and the numbers of a session (A1).
+
+An attempt is *open* from the moment it is written until something shows that it did not happen; a lost
+connection shows nothing. Whether a call may have happened is therefore a count, not a guess (A2).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from holdfast.client.events import Address, CallId
+from holdfast.client.nodes import Peer
+from holdfast.client.protocol.commands import Command, Lease, OpenSession, Produce, Stage, TimeStep, Touch
+from holdfast.client.protocol.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    HoldfastError,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+)
+from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.values import NO_SESSION, SessionId
+
+WINDOW = 256  # A1: replies that a session keeps; a new cluster's limit
+
+_COMMANDS: tuple[type, ...] = get_args(Command)
+
+
+class Numbering:
+    """One session and its numbers (A1). A number is in use from `take` to `release`."""
+
+    def __init__(self, session: SessionId) -> None:
+        self.session = session
+        self.opened: Literal["no", "asked", "yes"] = "no"
+        self._next = 1
+        self._used: dict[int, None] = {}  # ascending: numbers are taken in order
+
+    @property
+    def done_below(self) -> int:
+        """All lower numbers have their outcome: the cluster may forget their replies."""
+        return next(iter(self._used), self._next)
+
+    @property
+    def full(self) -> bool:
+        """One more number would make the cluster keep more replies than it does."""
+        return self._next - self.done_below >= WINDOW
+
+    def take(self) -> int:
+        number = self._next
+        self._used[number] = None
+        self._next += 1
+        return number
+
+    def release(self, number: int) -> None:
+        self._used.pop(number, None)
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """One call from its beginning to its one outcome."""
+
+    call: CallId
+    what: Command | Query
+    deadline_s: float
+    asked_s: float  # when it was last sent, or first wanted
+    stale: bool = False
+    min_index: int = 0
+    numbering: Numbering | None = None  # with `seq` its identity, from the first attempt on
+    seq: int = 0
+    open: int = 0  # attempts that may have happened
+    lost: bool = False  # one of them went down with its connection
+    at: dict[Address, int] = field(default_factory=dict)  # where an answer may still come from: request ids
+    queued: bool = False  # it waits to be sent
+    setbacks: int = 0  # how often it was sent back, for its backoff
+    retry_at_s: float = 0.0
+    refusal: HoldfastError | None = None  # what a node said last
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the core asked this itself."""
+        return isinstance(self.what, OpenSession)
+
+    @property
+    def needs_number(self) -> bool:
+        """Whether a session must know it: all that changes, but what has an identity of its own (A1)."""
+        match self.what:
+            case Produce():
+                return self.what.client_id is None
+            case OpenSession() | Touch() | TimeStep() | Stage():
+                return False
+            case what:
+                return isinstance(what, _COMMANDS)
+
+    @property
+    def may_have_happened(self) -> bool:
+        return self.open > 0 and isinstance(self.what, _COMMANDS)
+
+    def forget_identity(self) -> None:
+        """The fold said that nothing was done under it: the next attempt is a first one."""
+        if self.numbering is not None and self.seq:
+            self.numbering.release(self.seq)
+        if not self.is_opening:
+            self.numbering, self.seq = None, 0
+        self.open, self.lost = 0, False
+
+
+def gave_up(pending: Pending, peers: dict[Address, Peer], *, connected: bool, window_full: bool) -> HoldfastError:
+    """What is known of a call that is over without an answer: Indeterminate only if it may have happened."""
+    if pending.may_have_happened:
+        advice = f"{type(pending.what).__name__} may have happened; {how_to_find_out(pending.what)}"
+        if pending.lost:
+            return ConnectionLost(f"the connection was lost before the answer came: {advice}")
+        return OutcomeUnknown(f"no answer came in time: {advice}", problem="no answer came in time")
+    if pending.needs_number and pending.numbering is None and window_full and pending.refusal is None:
+        return Overloaded(
+            f"{WINDOW} requests of this session are unanswered; this one was not sent",
+            limit_name="session_window",
+            limit=WINDOW,
+            retry_after_ms=0,
+        )
+    if isinstance(pending.refusal, NotLeader):
+        return NoLeader()
+    if pending.refusal is not None:
+        return pending.refusal
+    if connected:
+        return NoLeader("a node is connected, but no leader answered in time; retry")
+    problems = [peer.problem for peer in peers.values() if peer.problem is not None]
+    return problems[0] if problems else ConnectFailed(addresses=",".join(peers))
+
+
+def how_to_find_out(what: Command | Query) -> str:
+    """For people, at the end of an Indeterminate: what tells whether it happened."""
+    match what:
+        case Produce() if what.client_id is not None:
+            return "produce the same again under the same client_id and client_seq: it is answered, not doubled"
+        case Produce():
+            return "peek at the queue, or number your messages (client_id, client_seq) to ask again safely"
+        case Lease():
+            return "what it may hold comes back after its visibility timeout"
+        case _:
+            return "ask for the state of what it names (queue, stats, explain)"
+
+
+def envelope_of(pending: Pending) -> tuple[SessionId, int, int]:
+    """Session, number and done_below as a request carries them."""
+    numbering = pending.numbering
+    if numbering is None:
+        return NO_SESSION, 0, 0
+    return numbering.session, pending.seq, numbering.done_below if pending.seq else 0

@@ -1,0 +1,258 @@
+"""The one thread that owns a blocking client's sockets: performs the core's actions and reports what came of them.
+
+Does and decides nothing. Callers hand in requests under a lock-free queue and wait on futures; only this thread
+touches the core, the selector and the sockets.
+"""
+
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Thread
+from typing import assert_never
+
+from holdfast.client.core import Core
+from holdfast.client.events import (
+    Action,
+    Address,
+    BytesReceived,
+    CallId,
+    Close,
+    Connect,
+    Connected,
+    Disconnected,
+    Event,
+    Finish,
+    Outcome,
+    WakeAt,
+    Woken,
+    Write,
+)
+from holdfast.client.protocol.commands import Command
+from holdfast.client.protocol.errors import ConnectFailed
+from holdfast.client.protocol.frames import Buffer
+from holdfast.client.protocol.queries import Query
+
+RECEIVE_BYTES = 262_144  # a lease reply of a thousand small messages in one piece
+BUFFERS_MAX = 64  # one sendmsg; far below IOV_MAX everywhere
+
+Asked = tuple[Command | Query, float, "Future[Outcome]"]
+
+
+class _Connection:
+    def __init__(self, address: Address, sock: socket.socket) -> None:
+        self.address = address
+        self.sock = sock
+        self.connected = False
+        self.out: deque[Buffer] = deque()
+
+
+class Loop:
+    """Started when made. `ask` and `stop` are for any thread; after a fork only `drop_sockets` is."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._inbox: deque[Asked] = deque()
+        self._stopping = False
+        self._broken: BaseException | None = None
+        self._wake_at_s = float("inf")
+        self._todo: deque[Action] = deque()
+        self._performing = False
+        self._callers: dict[CallId, Future[Outcome]] = {}
+        self._connections: dict[Address, _Connection] = {}
+        self._tries: dict[Address, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._ringer = socket.socketpair()
+        for end in (self._bell, self._ringer):
+            end.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._thread = Thread(target=self._run, name="holdfast-client", daemon=True)
+        self._thread.start()
+
+    def ask(self, what: Command | Query, deadline_s: float) -> "Future[Outcome]":
+        """The future of a call's outcome: an Answer, or the error that says why there is none."""
+        future: Future[Outcome] = Future()
+        self._inbox.append((what, deadline_s, future))
+        self._ring()
+        if self._broken is not None:
+            self._refuse_inbox(self._broken)
+        return future
+
+    def stop(self) -> None:
+        """End all calls with what is known of them, close the sockets, and wait for the thread."""
+        self._stopping = True
+        self._ring()
+        self._thread.join()
+
+    def drop_sockets(self) -> None:
+        """In a forked child, where the thread does not exist: close our copies, and leave the parent's alone.
+
+        Nothing is unregistered: the selector's kernel object is shared with the parent.
+        """
+        for connection in self._connections.values():
+            connection.sock.close()
+        self._selector.close()
+        self._bell.close()
+        self._ringer.close()
+
+    def _ring(self) -> None:
+        with suppress(OSError):  # rung already, or over
+            self._ringer.send(b"!")
+
+    def _run(self) -> None:
+        error: BaseException = ConnectFailed("the client was closed", addresses="")
+        try:
+            while not self._stopping:
+                self._turn()
+            self._perform(self._core.close(time.monotonic()))
+        except BaseException as problem:  # a bug of ours must not leave callers waiting for ever
+            error = problem
+        finally:
+            self._broken = error
+            for connection in list(self._connections.values()):
+                self._close(connection)
+            self._fail_all(error)
+            self._selector.close()
+            self._bell.close()
+            self._ringer.close()
+
+    def _turn(self) -> None:
+        if self._inbox:
+            wait_s: float | None = 0.0
+        else:
+            wait_s = None if self._wake_at_s == float("inf") else max(self._wake_at_s - time.monotonic(), 0.0)
+        for key, events in self._selector.select(wait_s):
+            connection: _Connection | None = key.data
+            if connection is None:
+                self._bell.recv(4096)
+            elif self._connections.get(connection.address) is connection:
+                self._serve(connection, events)
+        while self._inbox and not self._stopping:
+            what, deadline_s, future = self._inbox.popleft()
+            call, actions = self._core.call(what, time.monotonic(), deadline_s=deadline_s)
+            self._callers[call] = future
+            self._perform(actions)
+        if time.monotonic() >= self._wake_at_s:
+            self._tell(Woken())
+
+    def _tell(self, event: Event) -> None:
+        self._perform(self._core.handle(event, time.monotonic()))
+
+    def _perform(self, actions: list[Action]) -> None:
+        """In the order in which the core asked, also where performing one brings about more."""
+        self._todo.extend(actions)
+        if self._performing:
+            return
+        self._performing = True
+        while self._todo:
+            self._do(self._todo.popleft())
+        self._performing = False
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Write(address=address, buffers=buffers):
+                connection = self._connections.get(address)
+                if connection is not None:
+                    connection.out.extend(buffers)
+                    self._flush(connection)
+            case Finish(call=call, outcome=outcome):
+                self._callers.pop(call).set_result(outcome)
+            case Connect(address=address):
+                self._connect(address)
+            case Close(address=address):
+                closing = self._connections.get(address)
+                if closing is not None:
+                    self._close(closing)
+            case WakeAt(at_s=at_s):
+                self._wake_at_s = at_s
+            case unknown:
+                assert_never(unknown)
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        try:
+            if not connection.connected:
+                problem = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if problem:
+                    raise OSError(problem, os.strerror(problem))
+                connection.connected = True
+                self._tell(Connected(connection.address))
+                self._flush(connection)
+                return
+            if events & selectors.EVENT_READ:
+                data = connection.sock.recv(RECEIVE_BYTES)
+                if not data:
+                    raise ConnectionResetError
+                self._tell(BytesReceived(connection.address, data))
+            if events & selectors.EVENT_WRITE and self._connections.get(connection.address) is connection:
+                self._flush(connection)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lost(connection)
+
+    def _connect(self, address: Address) -> None:
+        """Names are looked up here; of several results each try takes the next."""
+        host, _, port = address.rpartition(":")
+        tries = self._tries[address] = self._tries.get(address, -1) + 1
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, where = found[tries % len(found)]
+            sock = socket.socket(family, kind, protocol)
+        except (OSError, UnicodeError, OverflowError):
+            self._tell(Disconnected(address))
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = self._connections[address] = _Connection(address, sock)
+        self._selector.register(sock, selectors.EVENT_WRITE, connection)
+        try:
+            sock.connect(where)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lost(connection)
+
+    def _flush(self, connection: _Connection) -> None:
+        """Send what the socket takes; what is left waits until it takes more."""
+        out = connection.out
+        try:
+            while out and connection.connected:
+                sent = connection.sock.sendmsg([out[at] for at in range(min(len(out), BUFFERS_MAX))])
+                while out and sent >= len(out[0]):
+                    sent -= len(out.popleft())
+                if sent:
+                    out[0] = memoryview(out[0])[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lost(connection)
+            return
+        if connection.connected:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
+            if self._selector.get_key(connection.sock).events != wanted:
+                self._selector.modify(connection.sock, wanted, connection)
+
+    def _lost(self, connection: _Connection) -> None:
+        if self._connections.get(connection.address) is connection:
+            self._close(connection)
+            self._tell(Disconnected(connection.address))
+
+    def _close(self, connection: _Connection) -> None:
+        del self._connections[connection.address]
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+
+    def _fail_all(self, error: BaseException) -> None:
+        for future in self._callers.values():
+            future.set_exception(error)
+        self._callers.clear()
+        self._refuse_inbox(error)
+
+    def _refuse_inbox(self, error: BaseException) -> None:
+        """What was never begun; for the thread at its end, and for who asks after that."""
+        with suppress(IndexError):
+            while True:
+                self._inbox.popleft()[2].set_exception(error)

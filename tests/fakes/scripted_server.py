@@ -1,0 +1,247 @@
+"""A node that does what a test says: real TCP on 127.0.0.1, real frames and codec, the real state machine.
+
+One entry for each request, no log, no disk, no second replica. Several servers may share one `Brain`, as nodes share a
+state; a test says who leads. Faults are lined up by the kind of command or query that they are to meet.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from threading import Condition, Thread
+from typing import Literal
+
+from holdfast.client.protocol import codec
+from holdfast.client.protocol.commands import Command, Envelope, Lease, Produce, Stage, Touch, Transaction
+from holdfast.client.protocol.errors import HoldfastError, NotLeader
+from holdfast.client.protocol.frames import FrameReader, write_frame
+from holdfast.client.protocol.messages import (
+    Answered,
+    Declined,
+    FromNode,
+    Hello,
+    Inquiry,
+    Ping,
+    Pong,
+    Request,
+    Unusable,
+    Welcome,
+    choose_version,
+)
+from holdfast.client.protocol.queries import Query, Stats
+from holdfast.client.protocol.replies import Answer, GroupStats, Leased
+from holdfast.client.protocol.values import LOCAL_PRINCIPAL, NO_SESSION, QueueId
+from holdfast.storage import machine, views
+from holdfast.storage.entry import decode_entry, encode_entry
+from holdfast.storage.memory_store import MemoryStore
+from holdfast.storage.state import content_hash
+from holdfast.storage.tables import TABLES
+
+Fate = Literal["drop_before", "drop_after", "silent_before", "silent_after"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is to happen to the next request of this kind: a fate, or an error to decline it with."""
+
+    kind: type
+    fate: Fate | HoldfastError
+
+
+class Brain:
+    """The state of a cluster, and the log of what was applied to it."""
+
+    def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
+        self.applied: list[Request] = []  # in order, retries too
+        self.changed = Condition()
+        self.skipped_ms = 0  # a test lets time pass by adding to it
+        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._store = MemoryStore(tables=TABLES)
+        self._index = 0
+
+    def pass_ms(self, milliseconds: int) -> None:
+        with self.changed:
+            self.skipped_ms += milliseconds
+            self.changed.notify_all()
+
+    def request(self, request: Request) -> Answer:
+        """Apply a request; a Lease that may wait is applied when there is something, or when its time is over."""
+        with self.changed:
+            command = request.command
+            if isinstance(command, Lease) and command.wait_ms:
+                self.changed.wait_for(lambda: self._ready(command), command.wait_ms / 1000)
+            self.applied.append(request)
+            answer = self._commit(
+                Envelope(
+                    principal=LOCAL_PRINCIPAL,
+                    command=_hashed(command),
+                    session=request.session,
+                    request_seq=request.request_seq,
+                    done_below=request.done_below,
+                )
+            )
+            if isinstance(command, Lease) and isinstance(answer.reply, Leased):
+                with self._store.read() as txn:
+                    answer = replace(answer, reply=views.deliver(txn, command.queue_id, answer.reply))
+            return answer
+
+    def query(self, query: Query) -> Answer:
+        with self.changed:
+            queue_id = getattr(query, "queue_id", None)
+            if queue_id is not None:
+                self._touch(queue_id)
+            with self._store.read() as txn:
+                return views.answer(txn, query)
+
+    def count(self, kind: type[Command]) -> int:
+        """How many requests of a kind reached the state, retries too."""
+        with self.changed:
+            return sum(isinstance(request.command, kind) for request in self.applied)
+
+    def _ready(self, lease: Lease) -> bool:
+        self._touch(lease.queue_id)
+        with self._store.read() as txn:
+            reply = views.answer(txn, Stats(queue_id=lease.queue_id, group=lease.group)).reply
+        return not isinstance(reply, GroupStats) or reply.ready > 0
+
+    def _touch(self, queue_id: QueueId) -> None:
+        self._commit(Envelope(principal=LOCAL_PRINCIPAL, command=Touch(queue_id=queue_id), session=NO_SESSION))
+
+    def _commit(self, envelope: Envelope) -> Answer:
+        self._index += 1
+        entry = decode_entry(self._index, encode_entry(self._now_ms() + self.skipped_ms, [envelope]))
+        applied = self._store.transact(lambda txn: machine.apply(txn, entry))
+        if not isinstance(envelope.command, Touch):
+            self.changed.notify_all()
+        return applied.answers[0]
+
+
+class ScriptedServer:
+    """One node. Context manager; `address` is there from the start, also after `stop` and a second `start`."""
+
+    def __init__(self, brain: Brain | None = None) -> None:
+        self.brain = brain or Brain()
+        self.faults: list[Fault] = []
+        self.frozen = False  # reads everything, says nothing
+        self.arrived: list[Request | Inquiry] = []
+        self.connections = 0
+        self._port = 0
+        self._open: list[socket.socket] = []
+        self.start()
+        self.leader: str | None = self.address
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def fail(self, kind: type, *fates: Fate | HoldfastError) -> None:
+        self.faults += [Fault(kind, fate) for fate in fates]
+
+    def start(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        self._acceptor = Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._acceptor.start()
+
+    def stop(self) -> None:
+        """As a killed process: nothing listens, and every connection is over."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._acceptor.join()
+        self.drop_connections()
+
+    def drop_connections(self) -> None:
+        for connection in self._open:
+            _end(connection)
+        self._open.clear()
+
+    def __enter__(self) -> "ScriptedServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(connection)
+            Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        reader = FrameReader()
+        try:
+            while data := connection.recv(65_536):
+                for frame in reader.feed(data):
+                    self._take(connection, codec.decode_from_client(frame.header, frame.body))
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+    def _take(self, connection: socket.socket, message: Hello | Request | Inquiry | Ping | Unusable) -> None:
+        if isinstance(message, Request | Inquiry):
+            self.arrived.append(message)
+        if self.frozen:
+            return
+        match message:
+            case Hello():
+                welcome = Welcome(version=choose_version(message), cluster_id="scripted", node=self.address)
+                _send(connection, welcome)
+            case Ping(token=token):
+                _send(connection, Pong(token))
+            case Unusable(request_id=request_id, error=error):
+                _send(connection, Declined(request_id, error))
+            case Request(command=Lease(wait_ms=wait_ms)) if wait_ms:
+                Thread(target=self._decide, args=(connection, message), daemon=True).start()
+            case _:
+                self._decide(connection, message)
+
+    def _decide(self, connection: socket.socket, message: Request | Inquiry) -> None:
+        what = message.command if isinstance(message, Request) else message.query
+        fault = next((fault for fault in self.faults if isinstance(what, fault.kind)), None)
+        if fault is not None:
+            self.faults.remove(fault)
+        fate = fault.fate if fault is not None else None
+        if isinstance(fate, HoldfastError):
+            _send(connection, Declined(message.request_id, fate))
+        elif fate == "drop_before":
+            _end(connection)
+        elif fate == "silent_before":
+            pass
+        elif self.leader != self.address and not (isinstance(message, Inquiry) and message.stale):
+            _send(connection, Declined(message.request_id, NotLeader(leader=self.leader)))
+        else:
+            answer = self.brain.request(message) if isinstance(message, Request) else self.brain.query(message.query)
+            if fate == "drop_after":
+                _end(connection)
+            elif fate is None:
+                _send(connection, Answered(message.request_id, answer))
+
+
+def _hashed(command: Command) -> Command:
+    """As the node that proposes has it."""
+    if isinstance(command, Produce | Stage):
+        return replace(command, content_hash=content_hash(command.columns, command.body))
+    if isinstance(command, Transaction):
+        items = [
+            replace(item, content_hash=content_hash(item.columns, item.body)) if isinstance(item, Produce) else item
+            for item in command.items
+        ]
+        return Transaction(items=tuple(items))
+    return command
+
+
+def _send(connection: socket.socket, message: FromNode) -> None:
+    header, body = codec.encode_message(message)
+    with suppress(OSError):  # the client may have left
+        connection.sendall(b"".join(write_frame(header, *body)))
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # it may be over already
+        connection.shutdown(socket.SHUT_RDWR)

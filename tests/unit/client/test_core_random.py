@@ -1,0 +1,263 @@
+"""Random interleavings against a naive cluster that remembers requests: nothing is done twice, all is finished once.
+
+The cluster is three inboxes and one memory. A leader that has changed still has in its inbox what it was sent; a lost
+connection loses both directions; sessions may be forgotten. Afterwards everything heals, and every call must be over.
+"""
+
+import math
+from collections import Counter, deque
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.client.core import Core
+from holdfast.client.events import (
+    Action,
+    BytesReceived,
+    CallId,
+    Close,
+    Connect,
+    Connected,
+    Disconnected,
+    Event,
+    Finish,
+    Outcome,
+    WakeAt,
+    Woken,
+    Write,
+)
+from holdfast.client.flight import WINDOW
+from holdfast.client.protocol import codec
+from holdfast.client.protocol.commands import DeleteQueue, OpenSession
+from holdfast.client.protocol.errors import (
+    HoldfastError,
+    LeaderChanged,
+    NotLeader,
+    Overloaded,
+    RequestConflict,
+    RequestSuperseded,
+    SessionExpired,
+)
+from holdfast.client.protocol.frames import FrameReader, write_frame
+from holdfast.client.protocol.messages import Answered, Declined, FromNode, Hello, Inquiry, Ping, Pong, Request, Welcome
+from holdfast.client.protocol.queries import ListQueues
+from holdfast.client.protocol.replies import Answer, Done, Failed, QueuesListed, Reply
+from holdfast.client.protocol.values import Place, QueueId
+
+NODES = ("a", "b", "c")
+TIMEOUT_S = 5.0
+FULL = Overloaded(limit_name="x", limit=1, retry_after_ms=5)
+
+
+class Memory:
+    """What the fold knows: A1, told in a few lines."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[bytes, tuple[dict[int, tuple[int, Reply]], list[int]]] = {}
+        self.ended: set[bytes] = set()
+        self.done: Counter[int] = Counter()
+        self.put_off = 0  # how many next requests are answered with the fold's own Overloaded
+
+    def apply(self, request: Request) -> Reply:
+        if isinstance(request.command, OpenSession):
+            if request.session not in self.ended:
+                self.sessions.setdefault(request.session, ({}, [0]))
+            return Done()
+        assert isinstance(request.command, DeleteQueue)
+        if request.session not in self.sessions:
+            return Failed(SessionExpired())
+        replies, below = self.sessions[request.session]
+        number, key = request.request_seq, int(request.command.queue_id)
+        if number < below[0]:
+            return Failed(RequestSuperseded(request_seq=number, done_below=below[0]))
+        if number in replies:
+            return replies[number][1] if replies[number][0] == key else Failed(RequestConflict(request_seq=number))
+        below[0] = max(below[0], request.done_below)
+        for old in [old for old in replies if old < below[0]]:
+            del replies[old]
+        assert len(replies) < WINDOW, "the client asked for more than its window"
+        reply: Reply = Done()
+        if self.put_off:
+            self.put_off -= 1
+            reply = Failed(FULL)
+        else:
+            self.done[key] += 1
+        replies[number] = (key, reply)
+        return reply
+
+    def forget(self) -> None:
+        self.ended |= self.sessions.keys()
+        self.sessions.clear()
+
+
+class World:
+    def __init__(self) -> None:
+        self.core = Core(NODES, random=Random(3))
+        self.memory = Memory()
+        self.now_s = 0.0
+        self.wake_at_s = math.inf
+        self.leader: str | None = "a"
+        self.wanted: set[str] = set()
+        self.readers: dict[str, FrameReader] = {}
+        self.inbox: dict[str, deque[object]] = {}
+        self.outbox: dict[str, deque[FromNode]] = {}
+        self.calls: dict[CallId, int] = {}
+        self.deadlines: dict[CallId, float] = {}
+        self.outcomes: dict[CallId, Outcome] = {}
+
+    # What may happen ------------------------------------------------------------------------------------
+
+    def call(self, number: int) -> None:
+        key = len(self.deadlines) + 1
+        deadline_s = self.now_s + TIMEOUT_S * (number + 1) / 4
+        what = ListQueues() if number == 3 else DeleteQueue(queue_id=QueueId(key))
+        call, actions = self.core.call(what, self.now_s, deadline_s=deadline_s)
+        self.deadlines[call] = deadline_s
+        if number != 3:
+            self.calls[call] = key
+        self.perform(actions)
+
+    def connect(self, number: int) -> None:
+        for address in chosen(self.wanted, number):
+            if number < 6:
+                self.wanted.discard(address)
+                self.tell(Connected(address))
+            else:
+                self.end(address)
+                self.tell(Disconnected(address))
+
+    def work(self, number: int) -> None:
+        """A node takes the next frame out of its inbox."""
+        for address in chosen({node for node in self.inbox if self.inbox[node]}, number):
+            answer = self.answer(address, self.inbox[address].popleft())
+            if number < 6:
+                self.outbox[address].append(answer)
+
+    def answer(self, address: str, frame: object) -> FromNode:
+        match frame:
+            case Hello():
+                return Welcome(version=1, cluster_id="c", node=address)
+            case Ping(token=token):
+                return Pong(token)
+            case Request() | Inquiry() if address != self.leader:
+                leads = self.leader if frame.request_id % 2 else None
+                return Declined(frame.request_id, NotLeader(leader=leads))
+            case Request() if frame.request_id % 11 == 0:
+                self.memory.apply(frame)
+                return Declined(frame.request_id, LeaderChanged())
+            case Request() if frame.request_id % 7 == 0:
+                return Declined(frame.request_id, FULL)
+            case Request():
+                return Answered(frame.request_id, Answer(Place(1, 0, 1), self.memory.apply(frame)))
+            case Inquiry():
+                return Answered(frame.request_id, Answer(Place(1, -1, 1), QueuesListed(queues=())))
+            case _:
+                raise AssertionError(frame)
+
+    def deliver(self, number: int) -> None:
+        for address in chosen({node for node in self.outbox if self.outbox[node]}, number):
+            header, body = codec.encode_message(self.outbox[address].popleft())
+            self.tell(BytesReceived(address, b"".join(write_frame(header, *body))))
+
+    def drop(self, number: int) -> None:
+        for address in chosen(set(self.readers), number):
+            self.end(address)
+            self.tell(Disconnected(address))
+
+    def elect(self, number: int) -> None:
+        self.leader = (*NODES, None)[number % 4]
+
+    def forget(self, number: int) -> None:
+        self.memory.forget()
+
+    def put_off(self, number: int) -> None:
+        self.memory.put_off += 1
+
+    def wait(self, number: int) -> None:
+        self.pass_to(self.now_s + (0.01, 0.05, 0.26, 0.6, 1.0, 3.0)[number % 6])
+
+    # What follows ---------------------------------------------------------------------------------------
+
+    def pass_to(self, at_s: float) -> None:
+        while self.wake_at_s <= at_s:
+            self.now_s = max(self.now_s, self.wake_at_s)
+            self.tell(Woken())
+            assert self.wake_at_s > self.now_s, "it would be woken for ever"
+        self.now_s = at_s
+
+    def tell(self, event: Event) -> None:
+        self.perform(self.core.handle(event, self.now_s))
+
+    def end(self, address: str) -> None:
+        """What the node has read already it still works on; what it would say is lost."""
+        del self.readers[address]
+        self.wanted.discard(address)
+        self.outbox[address] = deque()
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Connect(address=address):
+                    assert address not in self.readers, "two connections to one address"
+                    self.readers[address] = FrameReader()
+                    self.wanted.add(address)
+                    for requests in list(self.inbox.get(address, ())):
+                        if isinstance(requests, Request) and address == self.leader:
+                            self.memory.apply(requests)  # of the connection before: done, and answered to nobody
+                    self.inbox[address], self.outbox[address] = deque(), deque()
+                case Write(address=address, buffers=buffers):
+                    for frame in self.readers[address].feed(b"".join(buffers)):
+                        self.inbox[address].append(codec.decode_from_client(frame.header, frame.body))
+                case Close(address=address):
+                    self.end(address)
+                case Finish(call=call, outcome=outcome):
+                    assert call not in self.outcomes, "finished twice"
+                    assert self.now_s <= self.deadlines[call], "finished after its deadline"
+                    self.outcomes[call] = outcome
+                case WakeAt(at_s=at_s):
+                    self.wake_at_s = at_s
+
+    def heal(self, leader: str) -> None:
+        """All nodes up, one leads, everything is delivered: until every call is over."""
+        self.leader = leader
+        for _ in range(4_000):
+            if len(self.outcomes) == len(self.deadlines):
+                return
+            for number in range(3):
+                self.connect(number)
+                self.work(number)
+                self.deliver(number)
+            if not any(self.inbox.values()) and not any(self.outbox.values()) and not self.wanted:
+                self.pass_to(min(self.wake_at_s, self.now_s + 1.0))
+        raise AssertionError("some calls are never over")
+
+
+def chosen(among: set[str], number: int) -> list[str]:
+    """One of these, if there is any: so that most steps do something."""
+    return [sorted(among)[number % len(among)]] if among else []
+
+
+OFTEN = ["call", "connect", "work", "deliver", "call", "connect", "work", "deliver", "work", "deliver"]
+SELDOM = ["drop", "elect", "forget", "put_off", "wait"]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(OFTEN + SELDOM), st.integers(0, 7)), min_size=10, max_size=100))
+def test_nothing_is_done_twice_and_every_call_is_over_once(steps: list[tuple[str, int]]) -> None:
+    world = World()
+    world.call(0)
+    world.heal("a")
+    for name, number in steps:
+        getattr(world, name)(number % 4 if name == "call" else number)
+    world.heal("b")
+    assert world.outcomes.keys() == world.deadlines.keys()
+    for call, key in world.calls.items():
+        outcome, times = world.outcomes[call], world.memory.done[key]
+        assert times <= 1, "done twice"
+        if isinstance(outcome, Answer):
+            assert outcome.reply == Done()
+            assert times == 1, "said to be done, and was not"
+        else:
+            assert isinstance(outcome, HoldfastError)
+            assert times == 0 or outcome.happened == "maybe", "said not to have happened, and had"
