@@ -144,7 +144,9 @@ class Driver:
                 entries.clear()
 
         def close_entry() -> None:
-            self._open(client for client, _ in chunk)
+            if any(client not in self._requests for client, _ in chunk):
+                flush()  # sessions are opened by an entry of their own, which comes behind these
+                self._open(client for client, _ in chunk)
             self._index += 1
             envelopes = self._envelopes(chunk)
             entries.append(Entry(self._index, self._stamp_ms, tuple((envelope, 0) for envelope in envelopes)))

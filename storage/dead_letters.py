@@ -14,23 +14,35 @@ from holdfast.storage.rows import CAUSES, DEAD_MOVE_FAILED, DeadRow, GroupRow, Q
 from holdfast.storage.state import View
 from holdfast.storage.tables import Table, k1, k3, k4, u4
 
+PAGE_BODY_BYTES = 4_194_304  # payloads of one page; at least one row
+PAGE_HEAD_BYTES = 524_288  # all else of it: with the smallest headers still as many elements as a reply may have
+_ROW_BYTES = 256  # of a row beside its texts
+
 
 def select(view: View, queue: QueueRow, chosen: Sequence[GroupRow], query: DeadLetters) -> DeadListed:
-    """Matching rows by (group's age, version, death); `after` is the token of the page before."""
+    """Matching rows by (group's age, version, death); `after` is the token of the page before.
+
+    A page ends by its limit, its scan budget, or what fits a frame.
+    """
     where = filters.parse(query.where) if query.where.strip() else None
     rows: list[DeadReply] = []
-    matched = scanned = 0
+    matched = scanned = body_left = head_left = 0
     for group, row, version in _walk(view, chosen, _start(query.after)):
-        if scanned >= query.scan or (not query.count_only and len(rows) >= query.limit):
+        columns, body = view.content(queue.q, version, row.blob)
+        fields = _Fields(group, row, version, columns, body)
+        body_bytes, head_bytes = fields.sizes()
+        if not rows:
+            body_left, head_left = max(PAGE_BODY_BYTES, body_bytes), max(PAGE_HEAD_BYTES, head_bytes)
+        full = len(rows) >= query.limit or body_bytes > body_left or head_bytes > head_left
+        if scanned >= query.scan or (full and not query.count_only):
             token = k4(group.gid, row.span.lo, row.dead_seq, version)
             return DeadListed(rows=tuple(rows), matched=matched, scanned=scanned, next_token=token)
         scanned += 1
-        columns, body = view.content(queue.q, version, row.blob)
-        fields = _Fields(group, row, version, columns, body)
         if where is None or where.matches(fields):
             matched += 1
             if not query.count_only:
                 rows.append(_reply(fields))
+                body_left, head_left = body_left - body_bytes, head_left - head_bytes
     return DeadListed(rows=tuple(rows), matched=matched, scanned=scanned, next_token=b"")
 
 
@@ -115,6 +127,14 @@ class _Fields:
                 return int(text) if text is not None else None
             case _:
                 raise KeyError(name)
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the payload, and of all else that the row says."""
+        columns, body, index = self._columns, self._body, self._index
+        begin, end = batches.bounds(columns, index)
+        cells = len(batches.key_of(columns, body, index)) + len(batches.header_cell(columns, body, index))
+        texts = len(self._row.span.error) + len(self._row.client)
+        return end - begin, cells + 4 * texts + _ROW_BYTES
 
     def payload(self) -> bytes:
         return batches.payload_of(self._columns, self._body, self._index)

@@ -62,7 +62,9 @@ def needed(view: View, queue: QueueRow, batch: BatchRow) -> bool:
     for group in groups:
         if not settled.all_settled(view, group, first, last):
             return True
-    return queue.pins > 0 and _pinned(view, queue, first, last)
+        if group.pins and _pinned(view, group, first, last):
+            return True
+    return False
 
 
 def free(state: State, queue: QueueRow, batch: BatchRow) -> None:
@@ -110,19 +112,19 @@ def gaps(view: View, queue: QueueRow, start: int) -> list[tuple[int, int]]:
     return [(lo, hi) for lo, hi in found if lo <= hi]
 
 
-def pin(state: State, queue: QueueRow, group: GroupRow, lease: int, ranges: list[tuple[int, int]]) -> None:
-    """Keep auto-acked ranges readable for a replay (L6)."""
+def pin(state: State, group: GroupRow, ranges: list[tuple[int, int]]) -> None:
+    """Keep auto-acked ranges readable for a replay (L6). A generation acks no version twice: its pins never overlap."""
     for lo, hi in ranges:
-        state.insert(Table.PIN, k3(queue.q, lo, lease), k2(hi, group.g))
-        queue.pins += 1
-    state.touch_queue(queue)
+        state.insert(Table.PIN, k2(group.g, lo), k1(hi))
+        group.pins += 1
+    state.touch_group(group)
 
 
-def unpin(state: State, queue: QueueRow, lease: int, ranges: list[tuple[int, int]]) -> None:
+def unpin(state: State, queue: QueueRow, group: GroupRow, ranges: list[tuple[int, int]]) -> None:
     for lo, hi in ranges:
-        if state.delete(Table.PIN, k3(queue.q, lo, lease)) is not None:
-            queue.pins -= 1
-            state.touch_queue(queue)
+        if state.delete(Table.PIN, k2(group.g, lo)) is not None:
+            group.pins -= 1
+            state.touch_group(group)
             release(state, queue, lo, hi)
 
 
@@ -150,11 +152,10 @@ def _count(queue: QueueRow, batch: BatchRow, sign: int) -> None:
         queue.ttl_rows += sign
 
 
-def _pinned(view: View, queue: QueueRow, first: int, last: int) -> bool:
-    for _, data in view.txn.scan(Table.PIN, k1(queue.q), k2(queue.q, last + 1)):
-        if int.from_bytes(data[:8], "big") >= first:
-            return True
-    return False
+def _pinned(view: View, group: GroupRow, first: int, last: int) -> bool:
+    """Whether a pin holds any of first … last. They do not overlap, so the one that begins last also ends last."""
+    found = view.txn.last(Table.PIN, k1(group.g), k2(group.g, last + 1))
+    return found is not None and int.from_bytes(found[1], "big") >= first
 
 
 def mark_freed(state: State, queue: QueueRow, lo: int, hi: int) -> None:

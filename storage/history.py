@@ -1,7 +1,6 @@
 """The delivery history of a queue that asks for one (`history = true`): compact rows with their own retention."""
 
 import struct
-from collections.abc import Iterator
 
 from holdfast.client.protocol.replies import HistoryRow
 from holdfast.storage.rows import QueueRow, pack_text, unpack_text
@@ -11,6 +10,7 @@ from holdfast.storage.tables import Table, k2
 KINDS = ("produce", "lease", "extend", "ack", "nack", "release", "expiry", "dead", "redrive")
 
 _ROW = struct.Struct(">BQQQQ")
+PASSED_OVER = 10_000
 _TRIM = 4  # rows removed for each one added: the backlog of old rows shrinks, and no command pays for all of it
 
 
@@ -40,12 +40,18 @@ def record(
     _trim(state, queue)
 
 
-def read(view: View, queue: QueueRow, from_seq: int, limit: int) -> Iterator[HistoryRow]:
-    """Rows from a number on, without those that are beyond their retention and not removed yet."""
+def read(view: View, queue: QueueRow, from_seq: int, limit: int) -> tuple[list[HistoryRow], int | None]:
+    """A page of rows, and where the next one begins. Rows beyond their retention that are not removed yet are passed
+    over, a bounded number for each page."""
     low = max(from_seq, queue.history_low, queue.history_seq - view.limits.history_rows + 1)
-    for key, data in view.txn.scan(Table.HISTORY, k2(queue.q, low), k2(queue.q, min(low + limit, 2**63))):
+    rows: list[HistoryRow] = []
+    for looked, (key, data) in enumerate(view.txn.scan(Table.HISTORY, k2(queue.q, low), k2(queue.q, 2**63))):
+        seq = int.from_bytes(key[8:], "big")
+        if len(rows) >= limit or looked >= limit + PASSED_OVER:
+            return rows, seq
         if _ROW.unpack_from(data)[1] + view.limits.history_ms > view.time_ms:
-            yield _unpack(int.from_bytes(key[8:], "big"), data)
+            rows.append(_unpack(seq, data))
+    return rows, None
 
 
 def _trim(state: State, queue: QueueRow) -> None:

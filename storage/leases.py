@@ -5,14 +5,14 @@ and not settled. Both are walked together, lowest version first.
 """
 
 import bisect
-import struct
 
+from holdfast.client.protocol import columns as batches
 from holdfast.client.protocol.commands import Lease
 from holdfast.client.protocol.errors import AckHoleCapExceeded, InFlightLimit, LeaseExpired, LeaseTooLong
 from holdfast.client.protocol.replies import Grant, Leased
 from holdfast.client.protocol.values import Columns, LeaseId
 from holdfast.storage import clock, freeing, groups, history, settled
-from holdfast.storage.effects import TouchSoon
+from holdfast.storage.effects import WakeConsumers
 from holdfast.storage.groups import Policy
 from holdfast.storage.rows import (
     BEGUN,
@@ -111,7 +111,7 @@ def end_lease(state: State, group: GroupRow, lease_id: int, row: LeaseRow) -> No
 def end_auto(state: State, queue: QueueRow, group: GroupRow, lease_id: int, row: LeaseRow) -> None:
     """Nobody can ask for this auto-acked lease again: its bodies need not be kept for it (L6)."""
     end_lease(state, group, lease_id, row)
-    freeing.unpin(state, queue, lease_id, row.granted)
+    freeing.unpin(state, queue, group, row.granted)
 
 
 def attempts_after(row: LeaseRow, span: Span) -> int:
@@ -220,7 +220,8 @@ class Walk:
         self._state.touch_group(group)
 
     def columns(self, batch: BatchRow) -> Columns:
-        return self._state.columns(batch)
+        """Verified: replicas that cut a lease by different sizes would part for good."""
+        return self._state.content(self._queue.q, batch.first, batch.blob)[0]
 
     def _next_back(self) -> Span | None:
         if not self._back_read:
@@ -248,7 +249,7 @@ class Walk:
         found = None
         while at <= queue.tail:
             if not self._steps:
-                state.effects[TouchSoon(queue.q)] = None
+                state.effects[WakeConsumers(queue.q, group.name)] = None  # the next Lease goes on from here
                 break
             self._steps -= 1
             if at <= group.settled_top:
@@ -318,15 +319,17 @@ def _take(walk: Walk, room: int, max_bytes: int, ceiling: int) -> list[Span]:
 
 
 def _fit(walk: Walk, hi: int, left: int) -> tuple[int, int]:
-    """The last version up to `hi` whose payloads fit into `left` bytes (one below the first: none), and their size."""
+    """The last version up to `hi` whose bodies fit into `left` bytes (one below the first: none), and their size.
+
+    Keys and headers count: an answer that does not fit a frame would be leased again and again, and die unseen.
+    """
     batch = walk.batch
     assert batch is not None
     lo = walk.lo
-    if lo == batch.first and hi == batch.last and batch.payload_bytes <= left:
-        return hi, batch.payload_bytes
-    columns = walk.columns(batch)
-    ends = struct.unpack(f"<{columns.count}i", columns.ends)
-    begin = ends[lo - batch.first - 1] if lo > batch.first else columns.start
+    if lo == batch.first and hi == batch.last and batch.body_bytes <= left:
+        return hi, batch.body_bytes
+    ends = batches.sizes(walk.columns(batch))
+    begin = ends[lo - batch.first - 1] if lo > batch.first else 0
     fits = bisect.bisect_right(ends, begin + left, lo - batch.first, hi - batch.first + 1)
     size = (ends[fits - 1] - begin) if fits > lo - batch.first else 0
     return batch.first + fits - 1, size
@@ -366,7 +369,7 @@ def _settle_at_hand_out(
     ranges: list[tuple[int, int]],
     consumer: str,
 ) -> None:
-    freeing.pin(state, queue, group, lease_id, ranges)
+    freeing.pin(state, group, ranges)
     for span in taken:
         groups.settle(state, queue, group, span.lo, span.hi, ACKED, redriven=bool(span.flags & REDRIVE))
     for lo, hi in ranges:

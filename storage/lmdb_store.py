@@ -478,6 +478,26 @@ def _open_tables(env: lmdb.Environment, directory: Path, tables: Sequence[str]) 
     return dbs
 
 
+def check_file(path: str | PathLike[str]) -> None:
+    """Raise `StoreFormatUnknown` unless this data file, which nobody has open, is one that `LmdbStore` opens."""
+    try:
+        env = lmdb.open(
+            str(path),
+            subdir=False,
+            readonly=True,
+            lock=False,  # no lock file beside it: the file is about to get another name
+            max_dbs=1,
+            readahead=False,
+            lib_version=0,
+        )
+        try:
+            _check_format(env, Path(path))
+        finally:
+            env.close()
+    except lmdb.Error as error:
+        raise _translated(error) from error
+
+
 def _check_format(env: lmdb.Environment, directory: Path) -> None:
     row = None
     try:

@@ -52,6 +52,7 @@ from holdfast.client.protocol.errors import (
     RulesUnknown,
     SessionExpired,
     StateBroken,
+    Unavailable,
 )
 from holdfast.client.protocol.limits import Limits, limit_max
 from holdfast.client.protocol.replies import Answer, Done, Failed, Reply, Touched
@@ -121,7 +122,7 @@ def _apply_one(txn: WriteTxn, entry: Entry) -> Applied:
     for position, (envelope, command_hash) in enumerate(entry.commands):
         reply = _answer(state, envelope, command_hash)
         answers.append(Answer(Place(entry.index, position, state.time_ms), reply))
-    state.meta.applied = entry.index  # not `meta`: an undone transaction has put another object in its place
+    meta.applied = entry.index
     state.flush()
     return Applied(tuple(answers), tuple(state.effects))
 
@@ -154,7 +155,8 @@ def _answer(state: State, envelope: Envelope, command_hash: int) -> Reply:
     except HoldfastError as error:
         reply = Failed(error)
     _free_what_was_kept(state, command)
-    row = state.session(envelope.session) or row  # an undone transaction has put another object in its place
+    if isinstance(reply, Failed) and isinstance(reply.error, Unavailable):
+        return reply  # nothing was done but folding; the same request may be asked again, and then have its answer
     where = b""
     if isinstance(command, Lease):
         group = state.group(command.queue_id, command.group)

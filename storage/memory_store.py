@@ -154,10 +154,7 @@ class MemoryStore:
             reader.old[table].setdefault(key, value)
 
     def _load(self, file: BinaryIO) -> None:
-        magic, version, table_count = _HEAD.unpack(_read_exactly(file, _HEAD.size))
-        if magic != _MAGIC or version != FORMAT_VERSION:
-            found = version if magic == _MAGIC else None
-            raise StoreFormatUnknown(file.name, found=found, supported=FORMAT_VERSION)
+        table_count = _check_head(file)
         names = [_read_exactly(file, _read_exactly(file, 1)[0]).decode("ascii") for _ in range(table_count)]
         targets = [self._tables[self._names.index(name)] if name in self._names else None for name in names]
         row_count = 0
@@ -353,6 +350,21 @@ class MemoryWriteTxn:
             store._remember(table, key, former)
             self._tables[table].set(key, value)
         return former
+
+
+def check_file(path: str | PathLike[str]) -> None:
+    """Raise `StoreFormatUnknown` unless this file is one that `MemoryStore` would load."""
+    with open(path, "rb") as file:
+        _check_head(file)
+
+
+def _check_head(file: BinaryIO) -> int:
+    """How many tables the file has, if it is of our format."""
+    magic, version, table_count = _HEAD.unpack(_read_exactly(file, _HEAD.size))
+    if magic != _MAGIC or version != FORMAT_VERSION:
+        found = version if magic == _MAGIC else None
+        raise StoreFormatUnknown(file.name, found=found, supported=FORMAT_VERSION)
+    return int(table_count)
 
 
 def _refuse_empty(key: bytes) -> None:

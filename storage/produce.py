@@ -192,19 +192,31 @@ def append(
 
 
 def append_stored(
-    state: State, queue: QueueRow, blob: int, count: int, payload_bytes: int, body_bytes: int, client: str
+    state: State,
+    queue: QueueRow,
+    blob: int,
+    count: int,
+    payload_bytes: int,
+    body_bytes: int,
+    client: str,
+    times: Columns,
 ) -> int:
-    """A staged chunk becomes a batch: its body is where it is, and no message of it is looked at."""
+    """A staged chunk becomes a batch: its body is where it is, and no message of it is looked at.
+
+    `times` says in single cells what is true of all its messages.
+    """
     first = queue.tail + 1
     queue.tail += count
-    ttl = queue.settings.default_message_ttl_ms
-    expires = 0 if ttl is None else state.time_ms + ttl
-    batch = BatchRow(
-        first, count, blob, state.time_ms, 0, expires, first, payload_bytes, body_bytes, client, state.meta.generation
-    )
+    [(_, _, due, expires)] = _runs(times, state.time_ms, queue.settings.default_message_ttl_ms)
+    now, generation = state.time_ms, state.meta.generation
+    batch = BatchRow(first, count, blob, now, due, expires, first, payload_bytes, body_bytes, client, generation)
     freeing.store_batch(state, queue, batch)
     for group in state.groups(queue.q):
-        state.effects[WakeConsumers(queue.q, group.name)] = None
+        if due:
+            group.held += count
+            state.touch_group(group)
+        else:
+            state.effects[WakeConsumers(queue.q, group.name)] = None
     history.record(state, queue, "produce", state.time_ms, first, queue.tail, "", 0, "", "")
     return first
 

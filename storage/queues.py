@@ -171,7 +171,7 @@ def _start(view: View, queue: QueueRow, asked: str | int) -> tuple[int, bool]:
     others = view.groups(queue.q)
     if asked == "earliest":
         if others and not retention.is_replay(queue.settings):
-            return min(group.floor for group in others) + 1, False
+            return min(settled.lowest_unsettled(view, group) for group in others), False
         return queue.low, False
     assert isinstance(asked, int)
     start = min(max(asked, queue.low), after_tail)
@@ -204,7 +204,6 @@ def _held_from(view: View, queue: QueueRow, start: int) -> int:
 
 def _end_generation(state: State, queue: QueueRow, group: GroupRow) -> None:
     reap.forget_generation(state, group.g)
-    reap.pins_of(state, queue, group.g)
     state.effects[EndLeases(queue.q, group.name)] = None
 
 

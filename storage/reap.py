@@ -25,6 +25,7 @@ GENERATION_TABLES = (
     Table.LEASE_DUE,
     Table.DONE,
     Table.FLIGHT,
+    Table.PIN,
 )
 
 
@@ -47,7 +48,7 @@ def forget_queue(state: State, queue: QueueRow) -> None:
     """All rows of a queue but its tombstone."""
     _add(state, "batches", Table.BATCH, queue.q, 0, 0)
     for table in (
-        Table.SCHED, Table.TTL, Table.PIN, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
+        Table.SCHED, Table.TTL, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
         Table.KEPT,
     ):  # fmt: skip
         if table == Table.PRODUCER or state.txn.first(table, k1(queue.q), after(k1(queue.q))) is not None:
@@ -130,14 +131,3 @@ def _add(state: State, task: Task, table: Table, scope: int, lo: int, hi: int) -
     state.meta.reap_ids += 1
     state.insert(Table.REAP, k1(state.meta.reap_ids), _ROW.pack(_TASKS.index(task), table, scope, lo, hi))
     state.effects[ReapSoon()] = None
-
-
-def pins_of(state: State, queue: QueueRow, g: int) -> None:
-    """Drop the pins of a generation that is over."""
-    if not queue.pins:
-        return
-    for key, data in list(state.txn.scan(Table.PIN, k1(queue.q), after(k1(queue.q)))):
-        if int.from_bytes(data[8:16], "big") == g:
-            state.delete(Table.PIN, key)
-            queue.pins -= 1
-            state.touch_queue(queue)

@@ -4,10 +4,11 @@ import struct
 from itertools import islice
 
 from holdfast.client.protocol.commands import ReportCursor
+from holdfast.client.protocol.errors import LimitReached
 from holdfast.client.protocol.replies import Done, ReaderDescribed
 from holdfast.client.protocol.values import QueueSettings
 from holdfast.storage import freeing, groups, settled
-from holdfast.storage.rows import BATCH_KEPT, REDRIVE, WHY_NUMBER, BatchRow, GroupRow, QueueRow, Span
+from holdfast.storage.rows import BATCH_KEPT, NEVER, REDRIVE, WHY_NUMBER, BatchRow, GroupRow, QueueRow, Span
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, after, k1, text_key
 
@@ -26,8 +27,29 @@ def fold(state: State, queue: QueueRow) -> None:
 
 
 def report_cursor(state: State, queue: QueueRow, command: ReportCursor) -> Done:
-    state.put(Table.READER, text_key(queue.q, command.reader), _READER.pack(command.version, state.time_ms))
+    key = text_key(queue.q, command.reader)
+    if state.txn.get(Table.READER, key) is None:
+        _make_place(state, queue)
+        queue.readers += 1
+        state.touch_queue(queue)
+    state.put(Table.READER, key, _READER.pack(command.version, state.time_ms))
+    state.lowest_readers.clear()
     return Done()
+
+
+def _make_place(state: State, queue: QueueRow) -> None:
+    """Refuse one reader too many. Those that were silent for too long give their place when it is needed."""
+    limit = state.limits.readers_per_queue
+    if queue.readers < limit:
+        return
+    prefix = k1(queue.q)
+    for key, data in list(state.txn.scan(Table.READER, prefix, after(prefix))):
+        if _READER.unpack(data)[1] + state.limits.cursor_hold_ms <= state.time_ms:
+            state.delete(Table.READER, key)
+            queue.readers -= 1
+            state.touch_queue(queue)
+    if queue.readers >= limit:
+        raise LimitReached(limit_name="readers_per_queue", limit=limit)
 
 
 def readers(view: View, queue: QueueRow) -> tuple[ReaderDescribed, ...]:
@@ -81,9 +103,22 @@ def _held(view: View, queue: QueueRow, batch: BatchRow) -> bool:
     settings = queue.settings
     if not is_replay(settings) or batch.enqueued + (settings.replay_ms or 0) + hold <= view.time_ms:
         return False
-    return any(
-        reader.version < batch.last and reader.reported_ms + hold > view.time_ms for reader in readers(view, queue)
-    )
+    return _lowest_reader(view, queue) < batch.last
+
+
+def _lowest_reader(view: View, queue: QueueRow) -> int:
+    """How far the last of those readers has come that were heard of lately; read once, however many batches wait."""
+    if not queue.readers:
+        return NEVER
+    hold = view.limits.cursor_hold_ms
+    asked = queue.q, view.time_ms, hold
+    lowest = view.lowest_readers.get(asked)
+    if lowest is None:
+        prefix = k1(queue.q)
+        rows = (_READER.unpack(data) for _, data in view.txn.scan(Table.READER, prefix, after(prefix)))
+        lowest = min((version for version, reported_ms in rows if reported_ms + hold > view.time_ms), default=NEVER)
+        view.lowest_readers[asked] = lowest
+    return lowest
 
 
 def _trim(state: State, queue: QueueRow) -> None:

@@ -266,7 +266,7 @@ def unpack_batch(first: int, data: bytes) -> BatchRow:
 
 
 CHECKSUM_BYTES = 16
-_SHAPE = struct.Struct("<7I")
+_SHAPE = struct.Struct("<8I")
 
 
 def pack_blob(checksum: bytes, columns: Columns, body: bytes | memoryview) -> bytes:
@@ -282,8 +282,8 @@ def unpack_blob(data: bytes | memoryview) -> tuple[bytes, Columns, memoryview]:
     for size in sizes:
         parts.append(bytes(view[at : at + size]))
         at += size
-    ends, key_ends, header_ends, delays, not_befores, ttls = parts
-    columns = Columns(ends, start, key_ends, header_ends, delays, not_befores, ttls)
+    ends, key_ends, header_ends, delays, not_befores, ttls, lanes = parts
+    columns = Columns(ends, start, key_ends, header_ends, delays, not_befores, ttls, lanes)
     return bytes(view[:CHECKSUM_BYTES]), columns, view[at:]
 
 
@@ -366,7 +366,6 @@ class QueueRow:
     ttl_rows: int = 0
     producers: int = 0
     last_epoch: int = 0  # given out to any producer
-    pins: int = 0
     freed_rows: int = 0
     history_seq: int = 0
     history_low: int = 1
@@ -378,6 +377,7 @@ class QueueRow:
     trim_passed: int = 0  # and the live bytes below it
     free_at: int = 0
     free_passed: int = 0
+    readers: int = 0
 
     @property
     def settings(self) -> QueueSettings:
@@ -424,6 +424,7 @@ class GroupRow:
     ttl_version: int = 0
     lease_due: int = NEVER  # no lease falls due before (lease time); a lower bound that saves a seek
     wait_due: int = NEVER
+    pins: int = 0  # auto-acked ranges that a replay may still read
 
     @property
     def settings(self) -> GroupSettings:

@@ -18,33 +18,33 @@ Run = tuple[int, int, str, str]  # first, last, outcome, group
 
 
 def cancel(state: State, queue: QueueRow, command: Cancel) -> VersionsChanged:
-    return _each(state, queue, command.versions, _cancel_part)
+    return _each(state, queue, command.versions, _cancel)
 
 
 def reschedule(state: State, queue: QueueRow, command: Reschedule) -> VersionsChanged:
     asked = command.not_before_ms if command.delay_ms is None else state.time_ms + command.delay_ms
     due = max(asked or 0, state.time_ms + 1)
-    return _each(state, queue, command.versions, partial(_move_part, due=due))
+    return _each(state, queue, command.versions, partial(_move, due=due))
 
 
 def _each(
     state: State,
     queue: QueueRow,
     versions: tuple[Range, ...],
-    change: Callable[[State, QueueRow, BatchRow, int, int], None],
+    change: Callable[[State, QueueRow, BatchRow, list[Range]], None],
 ) -> VersionsChanged:
-    """Change what nobody has touched, range by range; storage that nobody needs any more goes at the end."""
+    """Judge all ranges, then change what nobody has touched, each batch once; storage that nobody needs goes."""
     outcomes: list[VersionOutcome] = []
-    changed: list[BatchRow] = []
+    cuts: dict[int, tuple[BatchRow, list[Range]]] = {}
     for wanted in versions:
-        runs = _judge(state, queue, wanted)
-        outcomes += [VersionOutcome(*run) for run in runs]
-        for lo, hi, outcome, _ in runs:
+        for lo, hi, outcome, group in _judge(state, queue, wanted):
+            outcomes.append(VersionOutcome(lo, hi, outcome, group))
             if outcome == OK:
-                for batch in list(state.batches(queue.q, lo, hi)):
-                    changed.append(batch)
-                    change(state, queue, batch, max(lo, batch.first), min(hi, batch.last))
-    for batch in changed:
+                for batch in state.batches(queue.q, lo, hi):
+                    part = (max(lo, batch.first), min(hi, batch.last))
+                    cuts.setdefault(batch.first, (batch, []))[1].append(part)
+    for batch, parts in cuts.values():
+        change(state, queue, batch, parts)
         freeing.release(state, queue, batch.first, batch.last)
     return VersionsChanged(outcomes=tuple(outcomes))
 
@@ -111,44 +111,47 @@ def _add(runs: list[Run], lo: int, hi: int, outcome: str, group: str) -> None:
         runs.append((lo, hi, outcome, group))
 
 
-def _cancel_part(state: State, queue: QueueRow, batch: BatchRow, lo: int, hi: int) -> None:
+def _cancel(state: State, queue: QueueRow, batch: BatchRow, parts: list[Range]) -> None:
     """Settled in every group, and not stored any more: a group that comes later must not get it either."""
     held = {group.gid: bool(batch.due) and leases.is_held(group, batch) for group in state.groups(queue.q)}
-    _cut_out(state, queue, batch, lo, hi)
-    freeing.mark_freed(state, queue, lo, hi)
-    for group in state.groups(queue.q):
-        first = max(lo, group.start)
-        if first > hi:
-            continue
-        if held[group.gid]:
-            group.held -= hi - first + 1
-        elif batch.due:
-            groups.take_back(state, group, first, hi)
-        settled.add(state, group, first, hi, CANCELLED)
-        settled.count(group, CANCELLED, hi - first + 1)
-        state.touch_group(group)
+    _cut_out(state, queue, batch, parts)
+    for lo, hi in parts:
+        freeing.mark_freed(state, queue, lo, hi)
+        for group in state.groups(queue.q):
+            first = max(lo, group.start)
+            if first > hi:
+                continue
+            if held[group.gid]:
+                group.held -= hi - first + 1
+            elif batch.due:
+                groups.take_back(state, group, first, hi)
+            settled.add(state, group, first, hi, CANCELLED)
+            settled.count(group, CANCELLED, hi - first + 1)
+            state.touch_group(group)
 
 
-def _move_part(state: State, queue: QueueRow, batch: BatchRow, lo: int, hi: int, due: int) -> None:
-    """Give part of a batch another due time: it becomes a batch of its own, with its TTL counted anew."""
-    columns, body = _cut_out(state, queue, batch, lo, hi)
+def _move(state: State, queue: QueueRow, batch: BatchRow, parts: list[Range], due: int) -> None:
+    """Give parts of a batch another due time: each becomes a batch of its own, with its TTL counted anew."""
     ttl = batch.expires - max(batch.enqueued, batch.due) if batch.expires else 0
-    moved = _piece(state, batch, lo, columns, body)
-    moved.due, moved.expires = due, due + ttl if ttl else 0
-    freeing.store_batch(state, queue, moved)
-    for group in state.groups(queue.q):
-        _hold_part(state, group, batch, lo, hi)
+    for (lo, hi), (columns, body) in zip(parts, _cut_out(state, queue, batch, parts), strict=True):
+        moved = _piece(state, batch, lo, columns, body)
+        moved.due, moved.expires = due, due + ttl if ttl else 0
+        freeing.store_batch(state, queue, moved)
+        for group in state.groups(queue.q):
+            _hold_part(state, group, batch, lo, hi)
 
 
-def _cut_out(state: State, queue: QueueRow, batch: BatchRow, lo: int, hi: int) -> tuple[Columns, bytes]:
-    """Take lo … hi out of a batch; what stands before and behind it becomes batches of their own. Gives the content."""
+def _cut_out(state: State, queue: QueueRow, batch: BatchRow, parts: list[Range]) -> list[tuple[Columns, bytes]]:
+    """Take parts out of a batch; what stands between them becomes batches of their own. Gives the parts' content."""
     columns, body = state.content(queue.q, batch.first, batch.blob)
     was_held = [(group, leases.is_held(group, batch)) for group in state.groups(queue.q)] if batch.due else []
     for group, held in was_held:
         if held and not settled.all_settled(state, group, batch.first, batch.last):
             leases.count_held(group, batch.first, -1)
     freeing.remove_batch(state, queue, batch)
-    for first, last in ((batch.first, lo - 1), (hi + 1, batch.last)):
+    at = batch.first
+    for lo, hi in (*parts, (batch.last + 1, batch.last + 1)):
+        first, last, at = at, lo - 1, hi + 1
         if first > last:
             continue
         piece = _piece(state, batch, first, *batches.cut(columns, body, first - batch.first, last - batch.first))
@@ -158,9 +161,9 @@ def _cut_out(state: State, queue: QueueRow, batch: BatchRow, lo: int, hi: int) -
                 _stay_folded(state, group, piece)
             elif not settled.all_settled(state, group, first, last):
                 leases.count_held(group, first, 1)
-    content = batches.cut(columns, body, lo - batch.first, hi - batch.first)
+    contents = [batches.cut(columns, body, lo - batch.first, hi - batch.first) for lo, hi in parts]
     state.drop_blob(batch.blob)
-    return content
+    return contents
 
 
 def _piece(state: State, batch: BatchRow, first: int, columns: Columns, body: bytes) -> BatchRow:

@@ -192,10 +192,10 @@ def _forget(state: State, session: bytes, asked: Asked) -> None:
     elif kind == REPLY_LEASE:
         q, gid, lease_id = u3(data)
         queue = state.queue(q)
-        if queue is None or queue.deleted or not queue.pins:
+        if queue is None or queue.deleted:
             return
         for group in state.groups(q):
-            row = leases.read_lease(state, group, lease_id) if group.gid == gid else None
+            row = leases.read_lease(state, group, lease_id) if group.gid == gid and group.pins else None
             if row is not None and row.flags & LEASE_AUTO:
                 leases.end_auto(state, queue, group, lease_id, row)
                 if queue.kept_rows:

@@ -44,6 +44,7 @@ def nack(state: State, queue: QueueRow, group: GroupRow, command: Nack, session:
     for wanted in command.ranges:
         back: list[tuple[Span, int]] = []
         for span in taking.take(wanted):
+            span.flags |= BEGUN  # who says that it failed has begun it
             span.attempts = leases.attempts_after(taking.row, span)
             span.flags &= ~BEGUN
             if error is not None:

@@ -137,18 +137,24 @@ def was_freed(view: View, group: GroupRow, version: int) -> bool:
 
 
 def all_settled(view: View, group: GroupRow, lo: int, hi: int) -> bool:
-    """Whether the group needs none of these versions: settled (and not redriven), or before its start."""
-    if group.redriven and any(why == REDRIVEN for _, _, why in overlapping(view, group, lo, hi)):
+    """Whether the group needs none of these versions: settled (and not redriven), or before its start.
+
+    Looks no further than the first that is needed: a batch that is settled piece by piece is looked at as often.
+    """
+    known_from = max(group.start, group.known_from)
+    if group.redriven and any(why == REDRIVEN for _, _, why in overlapping(view, group, lo, min(hi, known_from - 1))):
         return False
-    if group.start > hi or hi <= group.floor:
+    if group.start > hi or (hi <= group.floor and not group.redriven):
         return True
     if hi > group.settled_top:
         return False
-    lo = max(lo, group.start, group.known_from)
-    for first, last, _ in overlapping(view, group, lo, hi):
-        if first <= lo:
-            lo = max(lo, last + 1)
-    return lo > hi
+    lo = max(lo, known_from)
+    while lo <= hi:
+        row = row_at_or_before(view, group, lo)
+        if row is None or row[1] < lo or row[2] == REDRIVEN:
+            return False
+        lo = row[1] + 1
+    return True
 
 
 def unsettled(view: View, group: GroupRow, lo: int, hi: int) -> list[tuple[int, int]]:

@@ -25,6 +25,7 @@ from typing import BinaryIO, Final
 
 import xxhash
 
+from holdfast.storage import lmdb_store, memory_store
 from holdfast.storage.store import ReadTxn, Store, StoreDamaged, StoreFormatUnknown, StoreMisused
 
 FORMAT_VERSION: Final = 1
@@ -40,6 +41,7 @@ _TRAILER_BYTES: Final = len(_TRAILER_MAGIC) + _CHECKSUM_BYTES
 _KIND_NUMBER: Final = {"lmdb": 1, "memory": 2}
 _KIND_NAME: Final = {number: name for name, number in _KIND_NUMBER.items()}
 _STORE_FILE: Final = {"lmdb": "data.mdb", "memory": "rows.dump"}  # one file is the whole store
+_CHECK_FILE: Final = {"lmdb": lmdb_store.check_file, "memory": memory_store.check_file}
 
 
 class SnapshotDamaged(StoreDamaged):
@@ -114,8 +116,9 @@ def install_snapshot(
 ) -> SnapshotHeader:
     """Replace the closed store in `directory` by the snapshot's; a crash leaves the old or the new one.
 
-    Nothing of the old store is touched until every byte of the snapshot was checked. What an earlier call
-    left behind is removed first. `step` is told the name of each step after it was done.
+    Nothing of the old store is touched until every byte of the snapshot was checked, and the format of the store
+    in it: one that could not be opened is refused with `StoreFormatUnknown`. What an earlier call left behind is
+    removed first. `step` is told the name of each step after it was done.
     """
     home = Path(directory)
     current = home / _STORE_FILE[kind]
@@ -138,6 +141,7 @@ def install_snapshot(
             step("written")
             os.fsync(built.fileno())
         step("synced")
+        _CHECK_FILE[kind](incoming)  # whole, but perhaps of another version: what cannot be opened replaces nothing
         # One file is the whole store, so one rename replaces it: there is no moment with neither. A lock file
         # that stays behind is begun afresh by LMDB when nobody else has the store open.
         incoming.rename(current)

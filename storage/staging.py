@@ -12,7 +12,7 @@ from xxhash import xxh3_128_digest
 from holdfast.client.protocol.commands import Abort, ForgetTxn, Part, Publish, Stage
 from holdfast.client.protocol.errors import Overloaded, StageConflict, StagedMissing, TxnClosed, TxnFenced
 from holdfast.client.protocol.replies import Aborted, Committed, Done, Staged, TxnDescribed
-from holdfast.client.protocol.values import Job, Stream, TxnId
+from holdfast.client.protocol.values import Columns, Job, Stream, TxnId
 from holdfast.storage import groups, produce, reap
 from holdfast.storage.rows import QueueRow, pack_text, unpack_text
 from holdfast.storage.state import State, View
@@ -21,7 +21,9 @@ from holdfast.storage.tables import Table, after, k1, k2
 RETRY_AFTER_MS = 1_000
 
 _OPEN = struct.Struct(">QQQQ")
-_CHUNK = struct.Struct(">QQIIIB16s")  # blob, queue, count, payload bytes, body bytes, has times, content hash
+# Blob, queue, count, payload bytes, body bytes, mixed times; delay, not before and ttl if not mixed; content hash.
+_CHUNK = struct.Struct(">QQIIIB8s8s8s16s")
+_NONE = b"\xff" * 8  # a cell of a time column that says nothing
 _VERSIONS = struct.Struct(">QQQ")
 _PUBLISHED = struct.Struct(">QQ")  # stream: seq; job: when it is forgotten; then its number in TXN_DUE
 
@@ -75,9 +77,10 @@ def stage(state: State, queue: QueueRow, command: Stage) -> Staged:
         opened = Open(state.meta.txn_ids, 0, 0, 0)
         key = _chunk_key(opened.number, command.part, command.attempt, command.chunk)
     columns = command.columns
-    has_times = bool(columns.delays or columns.not_befores or columns.ttls)
     blob = state.add_blob(command.content_hash, columns, command.body)
-    row = _CHUNK.pack(blob, queue.q, columns.count, columns.payload_bytes, size, has_times, command.content_hash)
+    row = _CHUNK.pack(
+        blob, queue.q, columns.count, columns.payload_bytes, size, *_times(columns), command.content_hash
+    )  # fmt: skip
     state.insert(Table.STAGE, key, row)
     state.meta.staged_bytes += size
     _unschedule(state, opened.deadline, opened.number)
@@ -105,14 +108,15 @@ def publish(state: State, command: Publish) -> Committed:
     versions: dict[int, tuple[int, int, int]] = {}
     client = f"txn/{txn.app if isinstance(txn, Stream) else txn.id}"
     for key, data in chunks:
-        blob, q, count, payload_bytes, body_bytes, has_times, content_hash = _CHUNK.unpack(data)
+        blob, q, count, payload_bytes, body_bytes, mixed, delay, not_before, ttl, content_hash = _CHUNK.unpack(data)
         state.delete(Table.STAGE, key)
-        if has_times:
+        if mixed:  # several batches: the body is cut
             columns, body = state.content(q, 0, blob)
             first = produce.append(state, queues[q], columns, bytes(body), content_hash, client, None)
             state.drop_blob(blob)
         else:
-            first = produce.append_stored(state, queues[q], blob, count, payload_bytes, body_bytes, client)
+            times = Columns(b"", delays=delay, not_befores=not_before, ttls=ttl)
+            first = produce.append_stored(state, queues[q], blob, count, payload_bytes, body_bytes, client, times)
         known = versions.get(q)
         versions[q] = (q, known[1] if known is not None else first, first + count - 1)
     if opened is not None:
@@ -120,6 +124,15 @@ def publish(state: State, command: Publish) -> Committed:
     done = tuple(versions.values())
     _remember(state, txn, command.fence, done, former)
     return Committed(versions=done)
+
+
+def _times(columns: Columns) -> tuple[bool, bytes, bytes, bytes]:
+    """Whether the times of a chunk's messages differ; if not, what each column says of all of them."""
+    given = (columns.delays, columns.not_befores, columns.ttls)
+    if any(times != times[:8] * (len(times) // 8) for times in given):
+        return True, _NONE, _NONE, _NONE
+    delay, not_before, ttl = (times[:8] or _NONE for times in given)
+    return False, delay, not_before, ttl
 
 
 def abort(state: State, command: Abort) -> Aborted:
@@ -137,7 +150,7 @@ def abort(state: State, command: Abort) -> Aborted:
     prefix = k1(opened.number)
     for key, data in list(state.txn.scan(Table.STAGE, prefix, after(prefix))):
         if key[12:28] in wanted:
-            blob, _, _, _, size, _, _ = _CHUNK.unpack(data)
+            blob, _, _, _, size, *_ = _CHUNK.unpack(data)
             state.delete(Table.STAGE, key)
             state.drop_blob(blob)
             opened.size -= size
@@ -198,7 +211,7 @@ def _named(state: State, opened: Open | None, part: Part) -> list[tuple[bytes, b
             raise StagedMissing(part=part.part, attempt=part.attempt)
         chunks.append((key, data))
         count += _CHUNK.unpack(data)[2]
-        digest ^= int.from_bytes(_CHUNK.unpack(data)[6][:8], "big")
+        digest ^= int.from_bytes(_CHUNK.unpack(data)[-1][:8], "big")
     if count != part.count or digest != part.digest:
         raise StagedMissing(part=part.part, attempt=part.attempt)
     return chunks

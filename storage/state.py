@@ -4,14 +4,15 @@ Nothing in here decides anything. A `State` lives for one transaction: it is dro
 of an entry that was not applied can be seen by the next one.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from xxhash import xxh3_128_digest, xxh3_128_intdigest
 
-from holdfast.client.protocol.errors import BodyDamaged, StateBroken
+from holdfast.client.protocol.errors import BodyDamaged, HoldfastError, InvariantBroken, StateBroken
 from holdfast.client.protocol.limits import Limits
 from holdfast.client.protocol.values import GENERATION_SHIFT, Columns
 from holdfast.storage.effects import Effect
@@ -52,7 +53,14 @@ from holdfast.storage.tables import (
 DIGEST_MASK = (1 << 128) - 1
 _PREFIX = [bytes([table]) for table in Table]
 _BLOB = Table.BLOB
+K = TypeVar("K")
 T = TypeVar("T")
+
+CONTENT_BYTES = 16 << 20  # verified bodies that are kept at hand: a few of the largest batches
+
+_KEPT = (QueueRow, GroupRow, ProducerRow, SessionRow, Meta)
+_NAMES: dict[type, tuple[str, ...]] = {kind: tuple(field.name for field in fields(kind)) for kind in _KEPT}
+_VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
 
 
 def row_hash(table: int, key: bytes, value: bytes) -> int:
@@ -65,6 +73,104 @@ def row_hash(table: int, key: bytes, value: bytes) -> int:
 def content_hash(columns: Columns, body: bytes | memoryview) -> bytes:
     """The one hash of a batch: identity of a produce (P2) and checksum of what is stored."""
     return xxh3_128_digest(b"".join((*columns.content(), body)))
+
+
+def _former(kept: object) -> Any:
+    """What a kept row says now, so that `_bring_back` can make it say so again. Costs one row."""
+    if kept is None or type(kept) is int:
+        return None
+    if isinstance(kept, list):  # a queue's groups; the two numbers of a flight
+        return [(item, _former(item)) for item in kept]
+    values = _VALUES[type(kept)](kept)
+    return [value.copy() if type(value) in (list, dict) else value for value in values]
+
+
+def _bring_back(kept: object, former: Any) -> None:
+    """In place: whoever holds the row sees what it said before."""
+    if former is None:
+        return
+    if isinstance(kept, list):
+        for item, values in former:
+            _bring_back(item, values)
+        kept[:] = [item for item, _ in former]
+        return
+    for name, value in zip(_NAMES[type(kept)], former, strict=True):
+        setattr(kept, name, value)
+
+
+class _Watched(dict[K, T]):
+    """Kept rows of one kind, during a block that may be undone: a row is remembered when it is first handed out.
+
+    What the block reads or adds itself stays in here until the block is over.
+    """
+
+    def __init__(self, kept: dict[K, T]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._saved: dict[K, Any] = {}
+
+    def __missing__(self, key: K) -> T:
+        row = self._kept[key]
+        self._saved[key] = _former(row)
+        self[key] = row
+        return row
+
+    def done(self) -> dict[K, T]:
+        self._kept.update(self)
+        return self._kept
+
+    def undone(self) -> dict[K, T]:
+        for key, former in self._saved.items():
+            _bring_back(self._kept[key], former)
+        return self._kept
+
+
+class _Block:
+    """All kept rows during a block that may be undone; costs what the block touches, whatever else is kept.
+
+    Whoever changes a row in the block has asked the state for it in the block: so it is known how it was.
+    """
+
+    def __init__(self, state: "State") -> None:
+        self._state = state
+        self._meta = _former(state.meta)
+        self._effects = len(state.effects)
+        self._digest = state._digest
+        self._sets = (state._dirty_queues, state._dirty_producers, state._dirty_sessions, state._dirty_flights)
+        self._dirty_groups = dict(state._dirty_groups)
+        state._dirty_queues, state._dirty_producers = set(), set()
+        state._dirty_sessions, state._dirty_flights = set(), set()
+        self._queues = state._queues = _Watched(state._queues)
+        self._groups = state._groups = _Watched(state._groups)
+        self._producers = state._producers = _Watched(state._producers)
+        self._sessions = state._sessions = _Watched(state._sessions)
+        self._flights = state._flights = _Watched(state._flights)
+
+    def done(self) -> None:
+        state = self._state
+        state._queues, state._groups = self._queues.done(), self._groups.done()
+        state._producers, state._sessions = self._producers.done(), self._sessions.done()
+        state._flights = self._flights.done()
+        queues, producers, sessions, flights = self._sets
+        queues |= state._dirty_queues
+        producers |= state._dirty_producers
+        sessions |= state._dirty_sessions
+        flights |= state._dirty_flights
+        state._dirty_queues, state._dirty_producers, state._dirty_sessions, state._dirty_flights = self._sets
+
+    def undone(self) -> None:
+        state = self._state
+        state._queues, state._groups = self._queues.undone(), self._groups.undone()
+        state._producers, state._sessions = self._producers.undone(), self._sessions.undone()
+        state._flights = self._flights.undone()
+        state._dirty_queues, state._dirty_producers, state._dirty_sessions, state._dirty_flights = self._sets
+        state._dirty_groups = self._dirty_groups
+        state._digest = self._digest
+        _bring_back(state.meta, self._meta)
+        while len(state.effects) > self._effects:  # they are only ever added
+            state.effects.popitem()
+        state._contents.clear()  # the ids of blobs that the block added are given out again
+        state._contents_bytes = 0
 
 
 class View:
@@ -81,6 +187,9 @@ class View:
         self._producers: dict[bytes, ProducerRow | None] = {}
         self._sessions: dict[bytes, SessionRow | None] = {}
         self._flights: dict[bytes, list[int]] = {}
+        self._contents: dict[int, tuple[Columns, memoryview]] = {}
+        self._contents_bytes = 0
+        self.lowest_readers: dict[tuple[int, int, int], int] = {}  # kept by `retention`, read once an entry
 
     @property
     def lease_time(self) -> int:
@@ -101,12 +210,13 @@ class View:
 
     def groups(self, q: int) -> list[GroupRow]:
         """A queue's groups in the order of their creation."""
-        rows = self._groups.get(q)
-        if rows is None:
+        try:
+            return self._groups[q]
+        except KeyError:
             prefix = k1(q)
             rows = [unpack_group(data) for _, data in self.txn.scan(Table.GROUP, prefix, after(prefix))]
             self._groups[q] = rows
-        return rows
+            return rows
 
     def group(self, q: int, name: str) -> GroupRow | None:
         for row in self.groups(q):
@@ -134,11 +244,12 @@ class View:
     def flight(self, g: int, session: bytes) -> list[int]:
         """[versions, leases] that a session has in flight in a group."""
         key = session_key(g, session)
-        row = self._flights.get(key)
-        if row is None:
+        try:
+            return self._flights[key]
+        except KeyError:
             data = self.txn.get(Table.FLIGHT, key)
             row = self._flights[key] = list(u2(data)) if data is not None else [0, 0]
-        return row
+            return row
 
     # Batches and bodies
 
@@ -157,6 +268,8 @@ class View:
         if inside is not None:
             yield inside
             low = inside.last + 1
+            if low > high:
+                return
         for key, data in self.txn.scan(Table.BATCH, k2(q, low), k2(q, high + 1)):
             yield unpack_batch(int.from_bytes(key[8:], "big"), data)
 
@@ -168,16 +281,23 @@ class View:
         found = self.txn.first(Table.BATCH, k2(q, low), k2(q + 1, 0))
         return None if found is None else unpack_batch(int.from_bytes(found[0][8:], "big"), found[1])
 
-    def columns(self, batch: BatchRow) -> Columns:
-        """A batch's columns alone, for sizes; the body is not read and not verified."""
-        return unpack_blob(self._blob(batch.blob))[1]
-
     def content(self, q: int, version: int, blob: int) -> tuple[Columns, memoryview]:
-        """A stored body, verified. Raises BodyDamaged: LMDB has no checksums of its own."""
+        """A stored body, verified. Raises BodyDamaged: LMDB has no checksums of its own.
+
+        The last few stay at hand, so that many cuts of one batch read and verify it once.
+        """
+        known = self._contents.get(blob)
+        if known is not None:
+            return known
         data = self._blob(blob)
         checksum, columns, body = unpack_blob(data)
         if xxh3_128_digest(memoryview(data)[CHECKSUM_BYTES:]) != checksum:
             raise BodyDamaged(queue_id=q, version=version)
+        if self._contents_bytes + len(data) > CONTENT_BYTES:
+            self._contents.clear()
+            self._contents_bytes = 0
+        self._contents[blob] = columns, body
+        self._contents_bytes += len(data)
         return columns, body
 
     def _blob(self, blob: int) -> bytes:
@@ -207,42 +327,31 @@ class State(View):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Undo every change made within, rows and kept rows alike, if the block raises (X1)."""
+        """Undo every change made within, rows and kept rows alike, if the block is refused (X1).
+
+        Anything else that is raised passes untouched: a full map undoes and repeats the whole transaction, and what
+        is broken stops the node.
+        """
         if self._undo is not None:
             raise StateBroken(problem="an undo log is open already")
-        kept = (self._queues, self._groups, self._producers, self._sessions, self._flights, self.meta, self._dirty())
-        saved = copy.deepcopy(kept)
-        digest, effects = self._digest, dict(self.effects)
+        block = _Block(self)
         self._undo = []
         try:
             yield
-        except BaseException:
+        except InvariantBroken:
+            raise
+        except HoldfastError:
             for table, key, former in reversed(self._undo):
                 if former is None:
                     self.txn.delete(table, key)
                 else:
                     self.txn.put(table, key, former)
-            self._queues, self._groups, self._producers, self._sessions, self._flights, self.meta, dirty = saved
-            (
-                self._dirty_queues,
-                self._dirty_groups,
-                self._dirty_producers,
-                self._dirty_sessions,
-                self._dirty_flights,
-            ) = dirty
-            self._digest, self.effects = digest, effects
+            block.undone()
             raise
+        else:
+            block.done()
         finally:
             self._undo = None
-
-    def _dirty(self) -> tuple[set[int], dict[int, GroupRow], set[bytes], set[bytes], set[bytes]]:
-        return (
-            self._dirty_queues,
-            self._dirty_groups,
-            self._dirty_producers,
-            self._dirty_sessions,
-            self._dirty_flights,
-        )
 
     # Plain rows
 
@@ -339,6 +448,7 @@ class State(View):
         return blob
 
     def drop_blob(self, blob: int) -> None:
+        self._contents.pop(blob, None)
         self.delete(Table.BLOB, k1(blob))
 
     def flush(self) -> None:

@@ -27,7 +27,7 @@ class Table(IntEnum):
     FLIGHT = 14  # g session -> versions and leases in flight
     DEAD = 15  # grave dead_seq -> dead row, under the number of its first death
     DEAD_DUE = 16  # grave died dead_seq -> nothing
-    PIN = 17  # q lo lease -> hi, g: auto-acked ranges that a replay may still read
+    PIN = 17  # g lo -> hi: auto-acked ranges that a replay may still read
     PRODUCER = 18  # q client -> producer row
     SESSION = 19  # session -> session row
     SESSION_IDLE = 20  # last use, session -> nothing

@@ -199,14 +199,15 @@ def _page(ranges: Iterator[tuple[int, int]], view: View, queue: QueueRow, limit:
     size = count = 0
     for lo, hi in ranges:
         for piece in _pieces(view, queue.q, lo, min(hi, lo + limit - count)):
-            for index in range(piece.columns.count):
-                begin, end = batches.bounds(piece.columns, index)
-                if count == limit or (count and size + end - begin > max_bytes):
+            before = 0
+            for index, end in enumerate(batches.sizes(piece.columns)):
+                if count == limit or (count and size + end - before > max_bytes):
                     if index:
                         pieces.append(_cut(piece, index))
                     return Messages(batches=tuple(pieces), next_version=piece.first + index)
                 count += 1
-                size += end - begin
+                size += end - before
+                before = end
             pieces.append(piece)
     return Messages(batches=tuple(pieces), next_version=None)
 
@@ -251,9 +252,8 @@ def _producer(view: View, queue: QueueRow, query: ProducerState) -> ProducerDesc
 
 
 def _history(view: View, queue: QueueRow, query: History) -> HistoryListed:
-    rows = tuple(history.read(view, queue, query.from_seq, query.limit))
-    more = bool(rows) and rows[-1].seq < queue.history_seq
-    return HistoryListed(rows=rows, next_seq=rows[-1].seq + 1 if more else None)
+    rows, next_seq = history.read(view, queue, query.from_seq, query.limit)
+    return HistoryListed(rows=tuple(rows), next_seq=next_seq)
 
 
 def _find(view: View, queue: QueueRow, query: FindByKey) -> VersionsFound:

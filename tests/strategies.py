@@ -64,6 +64,7 @@ names = st.one_of(
 )
 references = st.one_of(names, st.text(st.characters(max_codepoint=127), max_size=limits.NAME_BYTES))
 queue_ids = numbers().map(QueueId)
+logs = numbers().map(LogId)
 client_ids = texts(limits.CLIENT_ID_BYTES)
 sessions = st.one_of(st.just(b""), st.binary(min_size=16, max_size=16)).map(SessionId)
 hashes = st.binary(min_size=16, max_size=16)
@@ -71,10 +72,12 @@ milliseconds = numbers(0, BIG)
 
 
 @st.composite
-def ranges(draw: st.DrawFn, max_size: int = 20) -> tuple[tuple[int, int], ...]:
-    """Ascending ranges of versions, apart from each other."""
+def ranges(draw: st.DrawFn, max_size: int = 20, named_max: int = limits.VERSIONS_NAMED) -> tuple[tuple[int, int], ...]:
+    """Ascending ranges of versions, apart from each other, with so many versions in all."""
     bounds = sorted(draw(st.sets(numbers(1), min_size=2, max_size=2 * max_size)))
-    return tuple(zip(bounds[::2], bounds[1::2], strict=False))
+    longest = named_max // max_size
+    found = zip(bounds[::2], bounds[1::2], strict=False)
+    return tuple((first, min(last, first + longest - 1)) for first, last in found)
 
 
 @st.composite
@@ -330,7 +333,7 @@ COMMANDS: dict[type[Any], st.SearchStrategy[Any]] = {
         group=references,
         lease_id=numbers().map(LeaseId),
         visibility_timeout_ms=optional(numbers(1, BIG)),
-        begin=st.one_of(st.just(()), ranges()),
+        begin=st.one_of(st.just(()), ranges(named_max=U63)),
     ),
     c.Redrive: st.builds(c.Redrive, queue_id=queue_ids, group=references, dead=dead_ranges()),
     c.RedriveToOrigin: st.builds(c.RedriveToOrigin, queue_id=queue_ids, group=references, versions=ranges()),
@@ -492,7 +495,7 @@ REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
     r.Failed: st.builds(r.Failed, error=failures()),
     r.Done: st.just(r.Done()),
     r.Touched: st.builds(r.Touched, more=st.booleans()),
-    r.QueueCreated: st.builds(r.QueueCreated, queue_id=queue_ids),
+    r.QueueCreated: st.builds(r.QueueCreated, queue_id=queue_ids, log=logs),
     r.Purged: st.builds(r.Purged, count=numbers()),
     r.Started: st.builds(r.Started, version=numbers().map(Version), moved=st.booleans()),
     r.ProducerOpened: st.builds(r.ProducerOpened, epoch=numbers(), high_water=numbers()),
@@ -522,6 +525,7 @@ REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
     r.QueueDescribed: st.builds(
         r.QueueDescribed,
         queue_id=queue_ids,
+        log=logs,
         name=names,
         settings=queue_settings,
         tail_version=numbers(),
@@ -563,7 +567,7 @@ def replies() -> st.SearchStrategy[r.Reply]:
 
 
 def answers(reply: st.SearchStrategy[r.Reply] | None = None) -> st.SearchStrategy[r.Answer]:
-    places = st.builds(Place, index=numbers(), position=numbers(-1, limits.U32_MAX), time_ms=numbers())
+    places = st.builds(Place, index=numbers(), position=numbers(-1, limits.U32_MAX), time_ms=numbers(), log=logs)
     return st.builds(r.Answer, place=places, reply=replies() if reply is None else reply)
 
 
@@ -582,7 +586,7 @@ from_clients = st.one_of(
         Request,
         request_id=numbers(),
         command=commands(),
-        log=numbers().map(LogId),
+        log=logs,
         session=sessions,
         request_seq=numbers(),
         done_below=numbers(),
@@ -591,7 +595,7 @@ from_clients = st.one_of(
         Inquiry,
         request_id=numbers(),
         query=queries(),
-        log=numbers().map(LogId),
+        log=logs,
         stale=st.booleans(),
         min_index=numbers(),
     ),

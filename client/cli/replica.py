@@ -69,10 +69,10 @@ class Replica:
 
     def digest(self) -> int:
         """The digest of the whole state, to compare replicas by."""
-        from holdfast.storage.state import View
+        from holdfast.storage import digest
 
         with self._store.read() as txn:
-            return View(txn).meta.digest
+            return digest.maintained(txn)
 
     def reopened(self) -> "Replica":
         """Close the store and open it again from its directory."""

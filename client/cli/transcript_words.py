@@ -167,7 +167,12 @@ class Words:
         if not is_dataclass(value):
             raise TypeError(f"{value!r} has no fields")
         shown = [(each.name, getattr(value, each.name)) for each in fields(value) if each.name not in hidden]
-        kept = [(name, item) for name, item in shown if item not in (None, False, "", (), b"") or type(item) is int]
+        kept = [
+            (name, item)
+            for name, item in shown
+            if item not in (None, False, "", (), b"")
+            or (type(item) is int and name != "log")  # the only log says little
+        ]
         return " ".join(f"{name}={self._told(name, item)}" for name, item in kept)
 
     def _told(self, name: str, value: object) -> str:

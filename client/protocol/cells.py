@@ -38,8 +38,8 @@ FACT = (int, str, bool, NoneType)
 _BACKOFF = struct.Struct(">BQQ")
 _BACKOFF_KINDS = ("none", "fixed", "exponential")
 _PART = struct.Struct(">IIQQ")
-# first, generation, enqueued_ms, first_seq; start; the lengths of the six columns and of the client id
-_BATCH = struct.Struct(">4Q7IH")
+# first, generation, enqueued_ms, first_seq; start; the lengths of the seven columns and of the client id
+_BATCH = struct.Struct(">4Q8IH")
 
 
 def is_number(value: Any, low: int = 0, high: int = U63_MAX) -> bool:
@@ -283,12 +283,14 @@ def load_batches(table: bytes, body: Buffer, at: int, log: bool) -> tuple[tuple[
             row += size
         if row > len(table) or max(first, generation, enqueued_ms, first_seq) > U63_MAX or start > 2**31 - 1:
             raise BadFrame(problem="a table of batches is cut off, or has a number out of range")
-        ends, key_ends, header_ends, delays, not_befores, ttls, client_id = cells
+        ends, key_ends, header_ends, delays, not_befores, ttls, lanes, client_id = cells
+        if lanes:
+            raise BadFrame(problem="a table of batches has lanes, which are reserved")
         try:
             client = client_id.decode()
         except UnicodeDecodeError:
             raise BadFrame(problem="a client id is not valid UTF-8") from None
-        columns = Columns(ends, start, key_ends, header_ends, delays, not_befores, ttls)
+        columns = Columns(ends, start, key_ends, header_ends, delays, not_befores, ttls, lanes)
         cut, at = take_body(columns, body, at)
         check(columns, cut, reserved_headers=True)
         found.append(MessageBatch(first, generation, enqueued_ms, client, first_seq, columns, cut))
@@ -299,8 +301,10 @@ def dump_batches(batches: Iterable[MessageBatch], parts: list[Buffer], log: bool
     out = bytearray()
     for batch in batches:
         columns = batch.columns
+        if columns.lanes:
+            raise BadValue(field="lanes", problem="is reserved")
         times = (columns.delays, columns.not_befores, columns.ttls)
-        cells = (columns.ends, columns.key_ends, columns.header_ends, *times)
+        cells = (columns.ends, columns.key_ends, columns.header_ends, *times, columns.lanes)
         try:
             client_id = batch.client_id.encode()
             sizes = (columns.start, *map(len, cells), len(client_id))

@@ -438,15 +438,16 @@ def _join(parts: list[Buffer]) -> Buffer:
 
 def _dump_answer(answer: Answer, parts: list[Buffer]) -> tuple[Any, ...]:
     place = answer.place
-    head = (place.index, place.position, place.time_ms)
+    head = (place.log, place.index, place.position, place.time_ms)
     _check_place(head, BadValue, field="place")
     return head + _REPLY_DUMPERS[type(answer.reply)](answer.reply, parts)
 
 
 def _load_answer(fields: Fields, before: int, loaders: _Loaders, body: Buffer) -> Answer:
-    place = fields[before : before + 3]
-    _check_place(place, BadFrame)
-    return Answer(Place(*place), _load(loaders, fields, before + 3, body))
+    head = fields[before : before + 4]
+    _check_place(head, BadFrame)
+    log, index, position, time_ms = head
+    return Answer(Place(index, position, time_ms, log), _load(loaders, fields, before + 4, body))
 
 
 # Heads that are written by hand -------------------------------------------------------------------------
@@ -480,11 +481,10 @@ def _check_inquiry(head: Sequence[Any], error: type[BadFrame] | type[BadValue], 
 
 
 def _check_place(head: Sequence[Any], error: type[BadFrame] | type[BadValue], **facts: str) -> None:
-    _check(
-        len(head) == 3 and is_number(head[0]) and is_number(head[1], -1, U32_MAX) and is_number(head[2]),
-        error,
-        **facts,
-    )
+    _check(len(head) == 4, error, **facts)
+    log, index, position, time_ms = head
+    _check_numbers((log, index, time_ms), error, **facts)
+    _check(is_number(position, -1, U32_MAX), error, **facts)
 
 
 # Values inside values ----------------------------------------------------------------------------------
@@ -540,8 +540,8 @@ _WIRE_LOADERS = _Loaders(tags.COMMANDS)
 _LOG_LOADERS = _Loaders(tags.COMMANDS, before=5, log=True)
 _LOG_ITEM_LOADERS = _Loaders(tags.COMMANDS, log=True)
 _QUERY_LOADERS = _Loaders(tags.QUERIES)
-_ANSWER_LOADERS = _Loaders(tags.REPLIES, before=4)
-_ANSWERED_LOADERS = _Loaders(tags.REPLIES, before=6)
+_ANSWER_LOADERS = _Loaders(tags.REPLIES, before=5)
+_ANSWERED_LOADERS = _Loaders(tags.REPLIES, before=7)
 _FRAME_LOADERS = _Loaders(tags.FRAMES)
 _WIRE_DUMPERS = _Dumpers(tags.COMMANDS)
 _LOG_DUMPERS = _Dumpers(tags.COMMANDS, log=True)

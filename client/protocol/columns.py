@@ -61,6 +61,8 @@ def check(columns: Columns, body: bytes | memoryview, *, reserved_headers: bool 
 
     Costs a loop only over the columns that are there; `reserved_headers` is for copies that the fold made.
     """
+    if columns.lanes:
+        raise BadValue(field="lanes", problem="is reserved")
     ends, start, key_ends, header_ends = columns.ends, columns.start, columns.key_ends, columns.header_ends
     delays, not_befores, ttls = columns.delays, columns.not_befores, columns.ttls
     plain = not (key_ends or header_ends or delays or not_befores or ttls)
@@ -98,6 +100,16 @@ def bounds(columns: Columns, index: int) -> tuple[int, int]:
     end = struct.unpack_from("<i", ends, 4 * index)[0]
     begin = struct.unpack_from("<i", ends, 4 * index - 4)[0] if index else columns.start
     return begin - columns.start, end - columns.start
+
+
+def sizes(columns: Columns) -> list[int]:
+    """How many bytes of a body the messages up to each one take together: payloads, keys and headers."""
+    start = columns.start
+    found = [end - start for end in _int32(columns.ends)]
+    for cells in (columns.key_ends, columns.header_ends):
+        if cells:
+            found = [size + end for size, end in zip(found, _int32(cells), strict=True)]
+    return found
 
 
 def payload_of(columns: Columns, body: bytes | memoryview, index: int) -> bytes:
@@ -154,6 +166,7 @@ def cut(columns: Columns, body: bytes | memoryview, first: int, last: int) -> tu
             delays=_cut_times(columns.delays, first, last),
             not_befores=_cut_times(columns.not_befores, first, last),
             ttls=_cut_times(columns.ttls, first, last),
+            lanes=columns.lanes,
         ),
         b"".join(parts),
     )

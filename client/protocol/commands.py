@@ -375,7 +375,7 @@ class Extend:
         if self.visibility_timeout_ms is not None:
             check_range("visibility_timeout_ms", self.visibility_timeout_ms, 1, limits.U63_MAX >> 8)
         if self.begin:
-            check_versions(self.begin)
+            check_versions(self.begin, named_max=limits.U63_MAX)  # what of them is held is bounded by the lease
 
 
 # Dead letters ------------------------------------------------------------------------------------------
@@ -471,13 +471,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Make the named parts visible at once, in (part, chunk, row) order (SPARK 4.2)."""
+    """Make the named parts visible at once, in (part, chunk, row) order (SPARK 4.2).
+
+    `ops` is reserved, for settling leases in the same entry as a Transaction does, and must be empty.
+    """
 
     txn: TxnId
     parts: tuple[Part, ...]
     fence: str = ""
+    ops: tuple["AckBatch | Nack", ...] = ()
 
     def __post_init__(self) -> None:
+        if self.ops:
+            raise BadValue(field="ops", problem="is reserved")
         check_range("chunks", sum(part.chunks for part in self.parts), 0, limits.PUBLISH_CHUNKS)
         if len({part.part for part in self.parts}) != len(self.parts):
             raise BadValue(field="parts", problem="names a part twice")
@@ -569,15 +575,17 @@ class Envelope:
 # Checks shared by several commands ----------------------------------------------------------------------
 
 
-def check_versions(ranges: tuple[Range, ...]) -> None:
-    """Ascending and apart, so that a command names each version once."""
+def check_versions(ranges: tuple[Range, ...], named_max: int = limits.VERSIONS_NAMED) -> None:
+    """Ascending and apart, so that a command names each version once; and not more than one command may touch."""
     check_range("versions", len(ranges), 1, limits.VERSION_RANGES)
-    before = 0
+    before = named = 0
     for first, last in ranges:
         if first <= before or not fits_versions(first, last):
             problem = f"must be ascending ranges without overlap, not {first}-{last}"
             raise BadValue(field="versions", problem=problem)
         before = last
+        named += last - first + 1
+    check_range("versions named in all", named, 1, named_max)
 
 
 def check_settle(ranges: tuple[SettleRange, ...]) -> None:
@@ -612,6 +620,8 @@ def check_batch(columns: Columns, body: bytes | memoryview) -> None:
     """The cheap part of a batch's check; `columns.py` has the rest, for what was decoded."""
     if not columns.ends:
         raise BadValue(field="ends", problem="is empty; a batch has at least one message")
+    if columns.lanes:
+        raise BadValue(field="lanes", problem="is reserved")
     if len(body) != columns.body_bytes:
         raise BadValue(field="body", problem=f"has {len(body)} bytes; its columns say {columns.body_bytes}")
 

@@ -30,6 +30,7 @@ UNSCANNED_BYTES = 1_024  # a header up to here is small whatever it claims: 3 Mi
 
 SETTLE_RANGES = 65_536  # S2
 VERSION_RANGES = 10_000  # ranges in a Cancel, Reschedule, Redrive or Extend
+VERSIONS_NAMED = 10_000  # versions in all that one such command may name: one thread does the work; ask again for more
 LEASE_MESSAGES = 10_000  # one lease
 TRANSACTION_ITEMS = 256
 PUBLISH_CHUNKS = 8_192  # one Publish is one log entry of metadata
@@ -45,6 +46,7 @@ class Limits:
     queues: int = 10_000
     groups_per_queue: int = 64
     producers_per_queue: int = 100_000
+    readers_per_queue: int = 1_000  # G3: all are looked at when a batch is held back, and when a place is needed
     producer_window: int = 1_024  # P2
     session_window: int = 256  # A1
     session_idle_ms: int = 86_400_000  # A1: 24 h
@@ -71,5 +73,8 @@ class Limits:
 
 
 def limit_max(name: str) -> int:
-    """The largest value of a limit: windows stand in one row, whose parts are counted in 16 bits."""
+    """The largest value of a limit: windows stand in one row, whose parts are counted in 16 bits; readers are
+    walked."""
+    if name == "readers_per_queue":
+        return 10_000
     return 65_535 if name in ("session_window", "producer_window") else 2**62

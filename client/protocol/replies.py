@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from holdfast.client.protocol.errors import HoldfastError
 from holdfast.client.protocol.values import (
+    THE_LOG,
     Backoff,
     Columns,
     GroupSettings,
     LeaseId,
+    LogId,
     Place,
     QueueId,
     QueueSettings,
@@ -37,6 +39,7 @@ class Touched:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCreated:
     queue_id: QueueId
+    log: LogId = THE_LOG  # in which the queue lives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +190,7 @@ class ReaderDescribed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDescribed:
     queue_id: QueueId
+    log: LogId = THE_LOG  # in which the queue lives
     name: str
     settings: QueueSettings
     tail_version: int

@@ -17,7 +17,7 @@ class Kind:
     """How one field stands on the wire.
 
     `wrong`, `load` and `dump` are expressions that the codec compiles into the reader and the writer of each
-    form: `{v}` is the field as msgpack has it, `{x}` the field of our value. `batch` marks the seven columns
+    form: `{v}` is the field as msgpack has it, `{x}` the field of our value. `batch` marks the eight columns
     of a batch, which stand in the form itself, and `body` what takes its bytes from the frame's body.
     """
 
@@ -66,6 +66,8 @@ POSITION = number(-1, U32_MAX, "u32 or -1")
 FLAG = Kind("bool", "{v} is not True and {v} is not False")
 TEXT = Kind("str", "type({v}) is not str")
 BYTES = Kind("bin", "type({v}) is not bytes")
+NO_BYTES = Kind("empty bin", "type({v}) is not bytes or {v}")  # reserved
+NOTHING = Kind("empty array", "type({v}) is not tuple or {v}")  # reserved
 HASH = Kind("bin", "type({v}) is not bytes or len({v}) != 16")
 START = Kind("str or u63", f"type({{v}}) is not str and ({NO_U63})")
 TEXTS = Kind("array of str", NO_ARRAY, "load_texts({v})", "dump_texts({x})")
@@ -86,7 +88,7 @@ PARTS = Kind("parts", NO_ARRAY, "load_parts({v})", "dump_parts({x})")
 ERROR = Kind("error", NO_ARRAY, "load_error({v})", "dump_error({x})")
 VERSIONS = Kind("array of u32, u32", NO_ARRAY, "load_versions({v})", "tuple({x})")
 
-COLUMNS = Kind("columns", "", batch=True, body=True)  # seven fields: those of COLUMN_FIELDS
+COLUMNS = Kind("columns", "", batch=True, body=True)  # eight fields: those of COLUMN_FIELDS
 PAYLOAD = Kind("size u31", OFFSET.wrong, "take", "put", body=True)
 BATCHES = Kind("batches", "type({v}) is not bytes", "load_batches", "dump_batches", body=True)
 DEAD_ROWS = Kind("array of DeadRow", NO_ARRAY, "load_dead_rows", "dump_dead_rows", body=True)
@@ -100,6 +102,7 @@ COLUMN_FIELDS: dict[str, Kind] = {
     "delays": BYTES,
     "not_befores": BYTES,
     "ttls": BYTES,
+    "lanes": NO_BYTES,
 }
 
 
@@ -204,7 +207,7 @@ COMMANDS: dict[int, Form] = {
         expires_ms=NUMBER,
         columns=COLUMNS,
     ),
-    30: form(commands.Publish, txn=TXN, parts=PARTS, fence=TEXT),
+    30: form(commands.Publish, txn=TXN, parts=PARTS, fence=TEXT, ops=NOTHING),
     31: form(commands.Abort, txn=TXN, attempts=optional(TEXTS)),
     32: form(commands.ForgetTxn, txn=TXN),
 }
@@ -238,7 +241,7 @@ REPLIES: dict[int, Form] = {
     96: form(replies.Failed, error=ERROR),
     97: form(replies.Done),
     98: form(replies.Touched, more=FLAG),
-    99: form(replies.QueueCreated, queue_id=NUMBER),
+    99: form(replies.QueueCreated, queue_id=NUMBER, log=NUMBER),
     100: form(replies.Purged, count=NUMBER),
     101: form(replies.Started, version=NUMBER, moved=FLAG),
     102: form(replies.ProducerOpened, epoch=NUMBER, high_water=NUMBER),
@@ -261,6 +264,7 @@ REPLIES: dict[int, Form] = {
     112: form(
         replies.QueueDescribed,
         queue_id=NUMBER,
+        log=NUMBER,
         name=TEXT,
         settings=QUEUE_SETTINGS,
         tail_version=NUMBER,

@@ -232,7 +232,8 @@ class Columns:
     `body[ends[i-1] - start : ends[i] - start]`. The body holds all payloads, then all keys, then all
     encoded headers; `key_ends` and `header_ends` (same layout, starting at 0) cut the second and third part,
     and an empty key or header cell means none. `delays`, `not_befores` and `ttls` are int64 little-endian,
-    one for each message, or a single one for all; -1 means none.
+    one for each message, or a single one for all; -1 means none. `lanes` is reserved, for order by key (L1):
+    it is hashed, stored and sent, and must be empty.
     """
 
     ends: bytes
@@ -242,6 +243,7 @@ class Columns:
     delays: bytes = b""
     not_befores: bytes = b""
     ttls: bytes = b""
+    lanes: bytes = b""
 
     @property
     def count(self) -> int:
@@ -266,7 +268,7 @@ class Columns:
     def content(self) -> tuple[bytes, ...]:
         """The columns in hashing order; with the body behind them they are what a batch *is* (P2)."""
         shape = struct.pack(
-            "<7I",
+            "<8I",
             self.start,
             len(self.ends),
             len(self.key_ends),
@@ -274,8 +276,10 @@ class Columns:
             len(self.delays),
             len(self.not_befores),
             len(self.ttls),
+            len(self.lanes),
         )
-        return (shape, self.ends, self.key_ends, self.header_ends, self.delays, self.not_befores, self.ttls)
+        times = (self.delays, self.not_befores, self.ttls)
+        return (shape, self.ends, self.key_ends, self.header_ends, *times, self.lanes)
 
 
 def _last(ends: bytes) -> int:
@@ -319,11 +323,12 @@ TxnId = Stream | Job
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the fold decided something: log index, position in that entry, and the committed time (Q2)."""
+    """Where the fold decided something: index in its log, position in that entry, and the committed time (Q2)."""
 
     index: int
     position: int
     time_ms: int
+    log: LogId = THE_LOG
 
 
 def fits_versions(first: int, last: int) -> bool:

@@ -125,7 +125,8 @@ def find_start(state: State, queue: Queue, asked: str | int) -> tuple[int, bool]
             state.fire("G2.earliest_stored")
             return lowest, False
         state.fire("G2.earliest_unsettled")
-        return min(floor(queue, group) + 1 for group in queue.groups.values()), False
+        unsettled = [v for group in queue.groups.values() for v, life in group.lives.items() if life.unsettled]
+        return min(unsettled, default=latest), False
     version = int(asked)
     if version < lowest:
         state.fire("G2.moved_up")

@@ -102,10 +102,10 @@ def _take(state: State, queue: Queue, group: Group, command: Lease, room: int | 
             continue
         message = queue.message(version)
         assert message is not None, "an available version is stored"
-        if taken and size_bytes + len(message.payload) > command.max_bytes:
+        if taken and size_bytes + message.size_bytes > command.max_bytes:
             state.fire("L1.max_bytes")
             break
-        size_bytes += len(message.payload)
+        size_bytes += message.size_bytes
         taken.append(version)
     if most < command.max_messages and len(taken) == most:
         state.fire("L1.clipped")

@@ -100,7 +100,16 @@ def _purge_dead(state: State, group: Group) -> int:
 
 def report_cursor(state: State, command: ReportCursor) -> Done:
     state.fire("G3.cursor")
-    state.queue(command.queue_id).readers[command.reader] = Reader(command.version, state.time_ms)
+    readers, limit = state.queue(command.queue_id).readers, state.limits.readers_per_queue
+    if command.reader not in readers and len(readers) >= limit:
+        for name, reader in list(readers.items()):
+            if reader.reported_ms + state.limits.cursor_hold_ms <= state.time_ms:
+                state.fire("G3.reader_forgotten")
+                del readers[name]
+        if len(readers) >= limit:
+            state.fire("G3.readers_limit")
+            raise LimitReached(limit_name="readers_per_queue", limit=limit)
+    readers[command.reader] = Reader(command.version, state.time_ms)
     return Done()
 
 

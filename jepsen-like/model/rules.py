@@ -143,6 +143,8 @@ RULES: tuple[str, ...] = (
     "G3.freed",
     "G3.held_by_reader",
     "G3.kept",
+    "G3.reader_forgotten",
+    "G3.readers_limit",
     "G3.trimmed_by_age",
     "G3.trimmed_by_bytes",
     "G5.delete",

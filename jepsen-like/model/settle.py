@@ -55,6 +55,7 @@ def nack(state: State, session: bytes, command: Nack) -> Settled:
             state.time_ms,
             error=command.error,
             rejected=command.dead,
+            nacked=True,
             delay_ms=delay_ms,
             backs_off=True,
         )
@@ -184,6 +185,7 @@ def come_back(
     error: str | None = None,
     rejected: bool = False,
     released: bool = False,
+    nacked: bool = False,
     delay_ms: int | None = None,
     backs_off: bool = False,
 ) -> None:
@@ -193,7 +195,7 @@ def come_back(
     for version in versions:
         life = group.lives[version]
         life.state, life.lease_id = "ready", 0
-        if not released and (lease.counts == "leased" or version in lease.begun):
+        if nacked or (not released and (lease.counts == "leased" or version in lease.begun)):
             life.attempts += 1
         else:
             state.fire("L2.not_counted")

@@ -25,8 +25,8 @@ DELAYS_MUTANTS = (
         name="a-cancel-reaches-one-group",
         rule="P6",
         file="storage/schedule.py",
-        old=("    for group in state.groups(queue.q):\n        first = max(lo, group.start)"),
-        new=("    for group in state.groups(queue.q)[:1]:\n        first = max(lo, group.start)"),
+        old=("        for group in state.groups(queue.q):\n            first = max(lo, group.start)"),
+        new=("        for group in state.groups(queue.q)[:1]:\n            first = max(lo, group.start)"),
         tests=(PRODUCE,),
     ),
     Mutant(
@@ -49,8 +49,8 @@ DELAYS_MUTANTS = (
         name="a-reschedule-takes-the-whole-batch",
         rule="P6",
         file="storage/schedule.py",
-        old="change(state, queue, batch, max(lo, batch.first), min(hi, batch.last))",
-        new="change(state, queue, batch, batch.first, batch.last)",
+        old="part = (max(lo, batch.first), min(hi, batch.last))",
+        new="part = (batch.first, batch.last)",
         tests=(PRODUCE,),
     ),
     Mutant(

@@ -34,8 +34,8 @@ GROUPS_MUTANTS = (
         name="earliest-is-where-the-fastest-group-is",
         rule="G2",
         file="storage/queues.py",
-        old="min(group.floor for group in others) + 1",
-        new="max(group.floor for group in others) + 1",
+        old="min(settled.lowest_unsettled(view, group) for group in others)",
+        new="max(settled.lowest_unsettled(view, group) for group in others)",
         tests=(GROUPS,),
     ),
     Mutant(
@@ -136,6 +136,14 @@ GROUPS_MUTANTS = (
         old="not is_replay(settings) or batch.enqueued + (settings.replay_ms or 0) + hold <= view.time_ms",
         new="not is_replay(settings)",
         tests=(GROUPS,),
+    ),
+    Mutant(
+        name="readers-keep-their-place-for-ever",
+        rule="G3",
+        file="storage/retention.py",
+        old="_READER.unpack(data)[1] + state.limits.cursor_hold_ms <= state.time_ms",
+        new="_READER.unpack(data)[1] + state.limits.cursor_hold_ms < state.time_ms",
+        tests=("tests/unit/storage/test_bounded.py",),
     ),
     Mutant(
         name="deleting-a-group-frees-nothing",

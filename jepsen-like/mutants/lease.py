@@ -228,7 +228,7 @@ LEASE_MUTANTS = (
         name="auto-acked-bodies-are-not-kept",
         rule="L6",
         file="storage/leases.py",
-        old="    freeing.pin(state, queue, group, lease_id, ranges)\n",
+        old="    freeing.pin(state, group, ranges)\n",
         new="",
         tests=(LEASE,),
     ),

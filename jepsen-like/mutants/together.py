@@ -3,6 +3,7 @@
 from holdfast.jepsen.mutants.mutant import Mutant
 
 ASK = "tests/unit/storage/test_rules_ask.py"
+BOUNDED = "tests/unit/storage/test_bounded.py"
 STATE = "tests/unit/storage/test_state.py"
 TIME = "tests/unit/storage/test_rules_time.py"
 TOGETHER = "tests/unit/storage/test_rules_together.py"
@@ -60,24 +61,32 @@ TOGETHER_MUTANTS = (
         name="the-undo-keeps-counters",
         rule="X1",
         file="storage/state.py",
-        old="saved = copy.deepcopy(kept)",
-        new="saved = copy.copy(kept)",
-        tests=(TOGETHER,),
+        old="        self._saved[key] = _former(row)\n",
+        new="        self._saved[key] = None\n",
+        tests=(BOUNDED,),
+    ),
+    Mutant(
+        name="the-undo-keeps-bodies-at-hand",
+        rule="X1",
+        file="storage/state.py",
+        old="        state._contents.clear()  # the ids of blobs that the block added are given out again\n",
+        new="",
+        tests=(BOUNDED,),
     ),
     Mutant(
         name="the-undo-keeps-the-digest",
         rule="X1",
         file="storage/state.py",
-        old="            self._digest, self.effects = digest, effects\n",
-        new="            self.effects = effects\n",
+        old="        state._digest = self._digest\n",
+        new="",
         tests=(TOGETHER,),
     ),
     Mutant(
         name="the-undo-keeps-effects",
         rule="X1",
         file="storage/state.py",
-        old="            self._digest, self.effects = digest, effects\n",
-        new="            self._digest = digest\n",
+        old="            state.effects.popitem()\n",
+        new="            break\n",
         tests=(TOGETHER,),
     ),
     Mutant(
@@ -116,11 +125,11 @@ TOGETHER_MUTANTS = (
         name="a-publish-is-refused-for-backlog",
         rule="X2",
         file="storage/staging.py",
-        old=("        state.delete(Table.STAGE, key)\n        if has_times:"),
+        old=("        state.delete(Table.STAGE, key)\n        if mixed:"),
         new=(
             "        produce.check_room(queues[q], count, body_bytes)\n"
             "        state.delete(Table.STAGE, key)\n"
-            "        if has_times:"
+            "        if mixed:"
         ),
         tests=(TOGETHER,),
     ),

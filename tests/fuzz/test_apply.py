@@ -6,6 +6,7 @@ of the tables holds, and the digest is the one of the rows. Queries on those sta
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -188,10 +189,11 @@ class Counting:
 
 BY_GENERATION = (
     Table.BACK, Table.WAIT, Table.WAIT_DUE, Table.LEASE, Table.LEASE_DUE, Table.DONE, Table.FLIGHT,
+    Table.PIN,
 )  # fmt: skip
 BY_GRAVE = (Table.DEAD, Table.DEAD_DUE, Table.DEAD_AT)
 BY_QUEUE = (
-    Table.BATCH, Table.SCHED, Table.TTL, Table.PIN, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
+    Table.BATCH, Table.SCHED, Table.TTL, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
     Table.KEPT,
 )  # fmt: skip
 
@@ -230,14 +232,17 @@ def check_nothing_is_left_over(txn: ReadTxn) -> None:
         assert sorted(keys) == list(rows[table]), f"{table.name} is not the index of its rows"
     for queue in queues:
         of_queue = {table: sum(number(key) == queue.q for key in rows[table]) for table in BY_QUEUE}
-        assert of_queue[Table.PIN] == queue.pins
         assert of_queue[Table.KEPT] == queue.kept_rows
         assert of_queue[Table.FREED] == queue.freed_rows
         assert of_queue[Table.PRODUCER] == queue.producers
+        assert of_queue[Table.READER] == queue.readers
         assert of_queue[Table.HISTORY] == queue.history_seq - queue.history_low + 1
     for group in groups:
         parked = [row.span for key, row in dead.items() if number(key) == group.grave]
         assert sum(span.hi - span.lo + 1 for span in parked) == group.parked
+        pins = [(number(key, 8), number(data)) for key, data in rows[Table.PIN].items() if number(key) == group.g]
+        assert len(pins) == group.pins
+        assert all(before[1] < after[0] for before, after in pairwise(pins)), "pins overlap"
     assert view.meta.queues == len(queues)
     assert view.meta.sessions == len(rows[Table.SESSION]) == len(rows[Table.SESSION_IDLE])
     assert {key[:16] for key in rows[Table.REPLY]} <= set(rows[Table.SESSION])
@@ -377,10 +382,10 @@ now_and_then = st.sampled_from([False, False, True])
 
 @st.composite
 def some_ranges(draw: st.DrawFn, tail: int) -> tuple[tuple[int, int], ...]:
-    """Ascending ranges of versions that may exist; the last one may go on for ever."""
+    """Ascending ranges of versions that may exist; the last one may go on far beyond them."""
     bounds = sorted(draw(st.sets(st.integers(1, tail + 3), min_size=1, max_size=6)))
     if len(bounds) % 2:
-        bounds.append(U63 if draw(now_and_then) else bounds[-1])
+        bounds.append(bounds[-1] + limits.VERSIONS_NAMED // 2 if draw(now_and_then) else bounds[-1])
     return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
@@ -399,11 +404,11 @@ def some_settle_ranges(
 
 @st.composite
 def some_dead(draw: st.DrawFn, rows: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
-    """Deaths as they are, in part, or with numbers that go on for ever."""
+    """Deaths as they are, in part, or with numbers that go on far beyond them."""
     found: list[tuple[int, int, int]] = []
     for lo, hi, dead_seq in sorted(draw(st.lists(st.sampled_from(rows or [(1, 1, 1)]), min_size=1, max_size=4))):
         first = draw(st.integers(lo, hi))
-        last = draw(st.sampled_from([hi, first, hi + 1, U63]))
+        last = draw(st.sampled_from([hi, first, hi + 1, first + limits.VERSIONS_NAMED // 8]))
         if (found and found[-1][1] >= first) or last < first:
             continue
         found.append((first, last, dead_seq + first - lo))
@@ -621,22 +626,23 @@ ENDLESS = ((1, U63), (2, U63), (5, 2**62), (U63, U63))
 
 
 def endless(here: Present, queue_id: int, group: str, first: int, last: int) -> list[Any]:
-    """Every command that names versions, with a range that no loop would ever end on."""
+    """Every command that names versions, with the widest range that it may name."""
+    widest = min(last, first + limits.VERSIONS_NAMED - 1)
     named: dict[str, Any] = {"queue_id": QueueId(queue_id), "group": group}
     lease = here.leases.get((queue_id, group)) or [(1, 1, 1)]
     dead = here.dead.get((queue_id, group)) or [(1, 1, 1)]
     ranges = strategies.apart((each, first, last) for each, _, _ in lease[:10])
-    deaths = ((first, last, 0), (first, last, 1), (dead[0][0], max(last, dead[0][0]), dead[0][2]))
+    deaths = ((first, widest, 0), (first, widest, 1), (dead[0][0], dead[0][0] + widest - first, dead[0][2]))
     return [
-        c.Cancel(queue_id=QueueId(queue_id), versions=((first, last),)),
-        c.Reschedule(queue_id=QueueId(queue_id), versions=((first, last),), delay_ms=BIG),
-        c.Reschedule(queue_id=QueueId(queue_id), versions=((first, last),), not_before_ms=BIG),
+        c.Cancel(queue_id=QueueId(queue_id), versions=((first, widest),)),
+        c.Reschedule(queue_id=QueueId(queue_id), versions=((first, widest),), delay_ms=BIG),
+        c.Reschedule(queue_id=QueueId(queue_id), versions=((first, widest),), not_before_ms=BIG),
         c.Extend(**named, lease_id=LeaseId(lease[0][0]), begin=((first, last),)),
         c.Release(**named, ranges=ranges),
         c.Nack(**named, ranges=ranges, delay_ms=5),
         c.AckBatch(**named, ranges=ranges),
         c.Nack(**named, ranges=ranges, dead=True),
-        c.RedriveToOrigin(**named, versions=((first, last),)),
+        c.RedriveToOrigin(**named, versions=((first, widest),)),
         *(c.Redrive(**named, dead=(each,)) for each in deaths),
         *(c.DropDead(**named, dead=(each,)) for each in deaths),
         c.Seek(**named, to=last),
@@ -734,10 +740,10 @@ def extreme_commands(queue_id: int, big: int) -> list[Any]:
         c.Nack(**one, ranges=((1, 1, U63),), delay_ms=big),
         c.Nack(**one, ranges=((2, 1, 4),), not_before_ms=big),
         c.Nack(**one, ranges=((2, 1, U63), (U63, 1, U63), (0, 1, U63)), error="x" * limits.ERROR_TEXT_BYTES),
-        c.Reschedule(queue_id=QueueId(queue_id), versions=((1, U63),), delay_ms=big),
-        c.Reschedule(queue_id=QueueId(queue_id), versions=((1, U63),), not_before_ms=big),
+        c.Reschedule(queue_id=QueueId(queue_id), versions=((U63 - 9, U63),), delay_ms=big),
+        c.Reschedule(queue_id=QueueId(queue_id), versions=((1, limits.VERSIONS_NAMED),), not_before_ms=big),
         c.ReportCursor(queue_id=QueueId(queue_id), reader="far", version=U63),
-        c.Redrive(**one, dead=((1, U63, U63),)),
+        c.Redrive(**one, dead=((1, limits.VERSIONS_NAMED, U63),)),
         c.Seek(**one, to=U63),
         c.Seek(**one, to=1),
         stage(Job("far"), queue_id, *far, part=limits.U32_MAX, chunk=limits.U32_MAX, expires_ms=BIG),

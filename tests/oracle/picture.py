@@ -151,7 +151,7 @@ def _queue(view: View, queue: QueueRow) -> Picture:
         "producers": _producers(view, queue),
         "last_epoch": queue.last_epoch,
         "readers": {row.name: (row.version, row.reported_ms) for row in retention.readers(view, queue)},
-        "history": history_by_version(history.read(view, queue, 1, 1_000_000)),
+        "history": history_by_version(history.read(view, queue, 1, 1_000_000)[0]),
     }
 
 

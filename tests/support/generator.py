@@ -104,7 +104,15 @@ THEMES = (
     ),
     Theme(
         "limits",
-        {"set_limits": 15, "create_queue": 10, "create_group": 3, "stage": 3, "publish": 3, "abort": 3},
+        {
+            "set_limits": 15,
+            "create_queue": 10,
+            "create_group": 3,
+            "stage": 3,
+            "publish": 3,
+            "abort": 3,
+            "report_cursor": 8,
+        },
         {"history": (True,), "producer_expiry_ms": (None, None, 30_000), "max_backlog_messages": (None,)},
     ),
     Theme(
@@ -662,6 +670,8 @@ class Generator:
                         ("producer_window", 1),
                         ("groups_per_queue", rng.choice((1, 2, 64))),
                         ("producers_per_queue", rng.choice((1, 100_000))),
+                        ("readers_per_queue", 1),
+                        ("cursor_hold_ms", 50),
                         ("leases_per_session", rng.choice((1, 2, 10_000))),
                         ("batch_messages", rng.choice((3, 10_000))),
                         ("batch_bytes", rng.choice((6, 4_194_304))),

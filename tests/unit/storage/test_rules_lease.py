@@ -236,17 +236,25 @@ def test_an_expiry_counts_as_an_attempt() -> None:
 
 
 def test_in_a_group_that_counts_begun_only_begun_work_costs() -> None:
-    """L2: nacked without having begun it costs nothing, nor does what was begun and then released."""
-    machine = queue_with(2, count="begun", max_delivery_attempts=1)
+    """L2: a lease that ran out costs what was begun in it, and not its neighbour; nor does what was released."""
+    machine = queue_with(2, count="begun", max_delivery_attempts=1, visibility_timeout_ms=1_000)
     take(machine)
-    nack(machine, 1, 1)
     machine.do(Extend(queue_id=Q, group="default", lease_id=LeaseId(1), begin=((2, 2),)))
     release(machine, 1, 2)
-    assert take(machine).grants == (Grant(1, 2, 2, 0),)
-    machine.do(Extend(queue_id=Q, group="default", lease_id=LeaseId(2), begin=((1, 1),)))
-    nack(machine, 2, 1)
-    nack(machine, 2, 2)
-    assert deaths(machine) == [(1, "max_attempts", 1, 2)]
+    assert take(machine).grants == (Grant(2, 2, 2, 0),)
+    machine.do(Extend(queue_id=Q, group="default", lease_id=LeaseId(2), begin=((2, 2),)))
+    machine.pass_ms(1_000)
+    assert take(machine).grants == (Grant(1, 1, 2, 0),)
+    assert deaths(machine) == [(2, "max_attempts", 1, 2)]
+
+
+def test_in_a_group_that_counts_begun_a_nack_counts() -> None:
+    """L2: who says that it failed has begun it; else a message that always fails would come back for ever."""
+    machine = queue_with(1, count="begun", max_delivery_attempts=2)
+    for lease_id in (1, 2):
+        take(machine)
+        nack(machine, lease_id, 1)
+    assert deaths(machine) == [(1, "max_attempts", 2, 2)]
 
 
 # L3: the limit

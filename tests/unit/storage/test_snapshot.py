@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage import snapshot
+from holdfast.storage import lmdb_store, memory_store, snapshot
 from holdfast.storage.lmdb_store import LmdbStore
 from holdfast.storage.memory_store import DUMP_FILE, MemoryStore
 from holdfast.storage.snapshot import (
@@ -247,6 +247,26 @@ def test_every_truncation_and_every_addition_is_refused(kind: str, tmp_path: Pat
     with pytest.raises(SnapshotDamaged) as refused:
         verify_snapshot(path)
     assert refused.value.offset == len(whole)
+
+
+def test_a_store_of_another_format_is_refused_and_leaves_the_old_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container is ours and whole, but what is in it could not be opened: nothing is replaced by it."""
+    home = tmp_path / "home"
+    old = opened_with(kind, home, b"old")
+    module = lmdb_store if kind == "lmdb" else memory_store
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "FORMAT_VERSION", 2)
+        path = written(kind, tmp_path)
+    verify_snapshot(path)
+    with pytest.raises(StoreFormatUnknown) as refused:
+        install_snapshot(path, home, kind=kind)
+    assert (refused.value.found, refused.value.supported) == (2, 1)
+    assert rows_at(kind, home) == old
+    assert not [left for left in home.iterdir() if "incoming" in left.name]
+    install_snapshot(written(kind, tmp_path, b"newer"), home, kind=kind)
+    assert rows_at(kind, home)[0] == [(b"label", b"newer")]
 
 
 def test_damage_is_named_by_the_offset_of_its_chunk(kind: str, tmp_path: Path) -> None:

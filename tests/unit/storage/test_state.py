@@ -1,10 +1,12 @@
 """What the state rests on: bodies that are verified, a digest that follows every row, entries that count once."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.client.protocol.commands import AckBatch, CreateQueue, Lease, Nack, OpenSession, Touch
 from holdfast.client.protocol.errors import BadFrame, BodyDamaged, StateBroken
-from holdfast.client.protocol.replies import Leased
+from holdfast.client.protocol.replies import Grant, Leased
 from holdfast.client.protocol.values import QueueId, QueueSettings
 from holdfast.storage import views
 from holdfast.storage.entry import decode_entry
@@ -59,12 +61,20 @@ def test_a_damaged_body_is_named_and_not_delivered() -> None:
 def test_damage_is_named_by_the_version_that_was_to_be_read() -> None:
     machine = queue_with(b"first")
     machine.do(produce(Q, b"second", b"third"))
+    leased = replace(take(machine), grants=(Grant(3, 3, 1, 1),))
     damage(machine, 2)
-    machine.do(Lease(queue_id=Q, group="default", max_messages=2))
-    leased = take(machine)
     with machine.store.read() as txn, pytest.raises(BodyDamaged) as caught:
         views.deliver(txn, Q, leased)
     assert caught.value.facts == {"queue_id": Q, "version": 3}
+
+
+def test_a_lease_that_would_cut_a_damaged_batch_stops_the_node() -> None:
+    """Sizes that were damaged on one replica would make it grant other versions than the rest, for good."""
+    machine = queue_with(b"first")
+    machine.do(produce(Q, b"second", b"third"))
+    damage(machine, 2)
+    with pytest.raises(BodyDamaged):
+        machine.do(Lease(queue_id=Q, group="default", max_messages=2))
 
 
 def test_the_digest_follows_rows_that_come_change_and_go() -> None:

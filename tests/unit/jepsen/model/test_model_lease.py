@@ -111,11 +111,11 @@ def test_where_begun_counts_a_crash_costs_only_what_was_begun() -> None:
 
 
 def test_the_way_of_counting_is_the_one_at_the_grant() -> None:
-    story = Story(count="begun")
+    story = Story(count="begun", visibility_timeout_ms=1_000)
     story.produce("a")
-    lease = story.lease()
+    story.lease()
     story.update(count="leased")
-    story.nack(lease.lease_id, 1, 1)
+    story.at(1_000).touch()
     assert story.life(1)["attempts"] == 0
 
 
