@@ -168,7 +168,6 @@ def _park(
         blob=state.add_blob(content_hash(columns, part), columns, part),
         enqueued=batch.enqueued,
         first_seq=batch.first_seq + span.lo - batch.first,
-        payload_bytes=columns.payload_bytes,
         body_bytes=len(part),
         client=batch.client,
         generation=batch.generation,
@@ -255,7 +254,7 @@ def _bring_back_earlier(state: State, queue: QueueRow, group: GroupRow, row: Dea
     """A death of an earlier generation: only what this generation never had comes back; the rest is its own affair."""
     n = 0
     for version in range(row.span.lo, row.span.hi + 1):
-        piece = _part(state, row, version, version)
+        piece = _part(state, queue.q, row, version, version)
         if version < group.start:
             if settled.why_settled(state, group, version) is not None:
                 _add_row(state, group, piece)
@@ -292,7 +291,7 @@ def _store_again(state: State, queue: QueueRow, row: DeadRow) -> None:
     for version in range(row.span.lo, row.span.hi + 1):
         if state.batch_at(queue.q, version) is not None:
             continue
-        piece = _part(state, row, version, version)
+        piece = _part(state, queue.q, row, version, version)
         batch = BatchRow(
             piece.span.lo,
             1,
@@ -301,7 +300,6 @@ def _store_again(state: State, queue: QueueRow, row: DeadRow) -> None:
             0,
             0,
             piece.first_seq,
-            piece.payload_bytes,
             piece.body_bytes,
             piece.client,
             piece.generation,
@@ -343,17 +341,17 @@ def _take_part(state: State, group: GroupRow, row: DeadRow, first: int, last: in
     if (first, last) == (row.span.lo, row.span.hi):
         return row
     if row.span.lo < first:
-        _add_row(state, group, _part(state, row, row.span.lo, first - 1))
+        _add_row(state, group, _part(state, group.q, row, row.span.lo, first - 1))
     if row.span.hi > last:
-        _add_row(state, group, _part(state, row, last + 1, row.span.hi))
-    taken = _part(state, row, first, last)
+        _add_row(state, group, _part(state, group.q, row, last + 1, row.span.hi))
+    taken = _part(state, group.q, row, first, last)
     state.drop_blob(row.blob)
     return taken
 
 
-def _part(state: State, row: DeadRow, lo: int, hi: int) -> DeadRow:
+def _part(state: State, q: int, row: DeadRow, lo: int, hi: int) -> DeadRow:
     """Part of a dead row, with a copy of its part of the content."""
-    columns, body = state.content(0, row.span.lo, row.blob)
+    columns, body = state.content(q, lo, row.blob)
     part_columns, part = batches.cut(columns, body, lo - row.span.lo, hi - row.span.lo)
     return DeadRow(
         row.span.part(lo, hi),
@@ -365,7 +363,6 @@ def _part(state: State, row: DeadRow, lo: int, hi: int) -> DeadRow:
         state.add_blob(content_hash(part_columns, part), part_columns, part),
         row.enqueued,
         row.first_seq + lo - row.span.lo,
-        part_columns.payload_bytes,
         len(part),
         row.client,
         row.generation,

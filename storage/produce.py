@@ -196,7 +196,6 @@ def append_stored(
     queue: QueueRow,
     blob: int,
     count: int,
-    payload_bytes: int,
     body_bytes: int,
     client: str,
     times: Columns,
@@ -209,7 +208,7 @@ def append_stored(
     queue.tail += count
     [(_, _, due, expires)] = _runs(times, state.time_ms, queue.settings.default_message_ttl_ms)
     now, generation = state.time_ms, state.meta.generation
-    batch = BatchRow(first, count, blob, now, due, expires, first, payload_bytes, body_bytes, client, generation)
+    batch = BatchRow(first, count, blob, now, due, expires, first, body_bytes, client, generation)
     freeing.store_batch(state, queue, batch)
     for group in state.groups(queue.q):
         if due:
@@ -259,7 +258,6 @@ def _store(
         due,
         expires,
         first_seq,
-        columns.payload_bytes,
         len(body),
         client,
         state.meta.generation,

@@ -183,7 +183,7 @@ def unpack_lease(data: bytes) -> LeaseRow:
 
 BATCH_KEPT = 1  # every group has settled it once: it is stored for replay only (G3)
 
-_BATCH = struct.Struct(">IQQQQQIIBHH")
+_BATCH = struct.Struct(">IQQQQQIBHH")
 
 
 class BatchRow:
@@ -191,7 +191,7 @@ class BatchRow:
 
     __slots__ = (
         "blob", "body_bytes", "client", "count", "due", "enqueued", "expires", "first", "first_seq", "flags",
-        "generation", "payload_bytes",
+        "generation",
     )  # fmt: skip
 
     def __init__(
@@ -203,7 +203,6 @@ class BatchRow:
         due: int,
         expires: int,
         first_seq: int,
-        payload_bytes: int,
         body_bytes: int,
         client: str,
         generation: int,
@@ -216,7 +215,6 @@ class BatchRow:
         self.due = due  # 0: never held back
         self.expires = expires  # 0: never
         self.first_seq = first_seq
-        self.payload_bytes = payload_bytes
         self.body_bytes = body_bytes
         self.client = client
         self.generation = generation  # the restore generation in which it was produced (T4)
@@ -236,7 +234,6 @@ class BatchRow:
                 self.due,
                 self.expires,
                 self.first_seq,
-                self.payload_bytes,
                 self.body_bytes,
                 self.flags,
                 self.generation,
@@ -247,7 +244,7 @@ class BatchRow:
 
 
 def unpack_batch(first: int, data: bytes) -> BatchRow:
-    count, blob, enqueued, due, expires, first_seq, payload, body, flags, generation, client = _BATCH.unpack_from(data)
+    count, blob, enqueued, due, expires, first_seq, body, flags, generation, client = _BATCH.unpack_from(data)
     at = _BATCH.size
     return BatchRow(
         first,
@@ -257,7 +254,6 @@ def unpack_batch(first: int, data: bytes) -> BatchRow:
         due,
         expires,
         first_seq,
-        payload,
         body,
         data[at : at + client].decode(),
         generation,
@@ -597,7 +593,7 @@ def unpack_session(data: bytes) -> SessionRow:
 
 DEAD_MOVE_FAILED = 1
 
-_DEAD = struct.Struct(">QQBBQQQQIIHH")
+_DEAD = struct.Struct(">QQBBQQQQIHH")
 
 
 @dataclass(slots=True)
@@ -613,7 +609,6 @@ class DeadRow:
     blob: int  # its own copy of the content (D2)
     enqueued: int
     first_seq: int
-    payload_bytes: int
     body_bytes: int
     client: str
     generation: int
@@ -630,7 +625,6 @@ class DeadRow:
                 self.blob,
                 self.enqueued,
                 self.first_seq,
-                self.payload_bytes,
                 self.body_bytes,
                 self.generation,
                 len(client),
@@ -641,8 +635,8 @@ class DeadRow:
 
 
 def unpack_dead(data: bytes) -> DeadRow:
-    g, seq, cause, flags, died, blob, enqueued, first_seq, payload, body, generation, size = _DEAD.unpack_from(data)
+    g, seq, cause, flags, died, blob, enqueued, first_seq, body, generation, size = _DEAD.unpack_from(data)
     at = _DEAD.size
     span, _ = unpack_span(data, at + size)
     client = data[at : at + size].decode()
-    return DeadRow(span, g, seq, cause, flags, died, blob, enqueued, first_seq, payload, body, client, generation)
+    return DeadRow(span, g, seq, cause, flags, died, blob, enqueued, first_seq, body, client, generation)

@@ -176,7 +176,6 @@ def _piece(state: State, batch: BatchRow, first: int, columns: Columns, body: by
         batch.due,
         batch.expires,
         batch.first_seq + first - batch.first,
-        columns.payload_bytes,
         len(body),
         batch.client,
         batch.generation,

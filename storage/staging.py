@@ -21,8 +21,8 @@ from holdfast.storage.tables import Table, after, k1, k2
 RETRY_AFTER_MS = 1_000
 
 _OPEN = struct.Struct(">QQQQ")
-# Blob, queue, count, payload bytes, body bytes, mixed times; delay, not before and ttl if not mixed; content hash.
-_CHUNK = struct.Struct(">QQIIIB8s8s8s16s")
+# Blob, queue, count, body bytes, mixed times; delay, not before and ttl if not mixed; content hash.
+_CHUNK = struct.Struct(">QQIIB8s8s8s16s")
 _NONE = b"\xff" * 8  # a cell of a time column that says nothing
 _VERSIONS = struct.Struct(">QQQ")
 _PUBLISHED = struct.Struct(">QQ")  # stream: seq; job: when it is forgotten; then its number in TXN_DUE
@@ -78,9 +78,7 @@ def stage(state: State, queue: QueueRow, command: Stage) -> Staged:
         key = _chunk_key(opened.number, command.part, command.attempt, command.chunk)
     columns = command.columns
     blob = state.add_blob(command.content_hash, columns, command.body)
-    row = _CHUNK.pack(
-        blob, queue.q, columns.count, columns.payload_bytes, size, *_times(columns), command.content_hash
-    )  # fmt: skip
+    row = _CHUNK.pack(blob, queue.q, columns.count, size, *_times(columns), command.content_hash)
     state.insert(Table.STAGE, key, row)
     state.meta.staged_bytes += size
     _unschedule(state, opened.deadline, opened.number)
@@ -108,7 +106,7 @@ def publish(state: State, command: Publish) -> Committed:
     versions: dict[int, tuple[int, int, int]] = {}
     client = f"txn/{txn.app if isinstance(txn, Stream) else txn.id}"
     for key, data in chunks:
-        blob, q, count, payload_bytes, body_bytes, mixed, delay, not_before, ttl, content_hash = _CHUNK.unpack(data)
+        blob, q, count, body_bytes, mixed, delay, not_before, ttl, content_hash = _CHUNK.unpack(data)
         state.delete(Table.STAGE, key)
         if mixed:  # several batches: the body is cut
             columns, body = state.content(q, 0, blob)
@@ -116,7 +114,7 @@ def publish(state: State, command: Publish) -> Committed:
             state.drop_blob(blob)
         else:
             times = Columns(b"", delays=delay, not_befores=not_before, ttls=ttl)
-            first = produce.append_stored(state, queues[q], blob, count, payload_bytes, body_bytes, client, times)
+            first = produce.append_stored(state, queues[q], blob, count, body_bytes, client, times)
         known = versions.get(q)
         versions[q] = (q, known[1] if known is not None else first, first + count - 1)
     if opened is not None:
@@ -150,7 +148,7 @@ def abort(state: State, command: Abort) -> Aborted:
     prefix = k1(opened.number)
     for key, data in list(state.txn.scan(Table.STAGE, prefix, after(prefix))):
         if key[12:28] in wanted:
-            blob, _, _, _, size, *_ = _CHUNK.unpack(data)
+            blob, _, _, size, *_ = _CHUNK.unpack(data)
             state.delete(Table.STAGE, key)
             state.drop_blob(blob)
             opened.size -= size

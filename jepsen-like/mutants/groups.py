@@ -90,11 +90,8 @@ GROUPS_MUTANTS = (
         name="a-redriven-message-is-not-needed",
         rule="D4",
         file="storage/settled.py",
-        old=(
-            "    if group.redriven and any(why == REDRIVEN for _, _, why in overlapping(view, group, lo, hi)):\n"
-            "        return False\n"
-        ),
-        new="",
+        old="if group.start > hi or (hi <= group.floor and not group.redriven):",
+        new="if group.start > hi or hi <= group.floor:",
         tests=(DEAD,),
     ),
     Mutant(
