@@ -142,8 +142,10 @@ def all_settled(view: View, group: GroupRow, lo: int, hi: int) -> bool:
     Looks no further than the first that is needed: a batch that is settled piece by piece is looked at as often.
     """
     known_from = max(group.start, group.known_from)
-    if group.redriven and any(why == REDRIVEN for _, _, why in overlapping(view, group, lo, min(hi, known_from - 1))):
-        return False
+    if group.redriven and lo < known_from:
+        below = overlapping(view, group, lo, min(hi, known_from - 1))
+        if any(why == REDRIVEN for _, _, why in below):
+            return False
     if group.start > hi or (hi <= group.floor and not group.redriven):
         return True
     if hi > group.settled_top:

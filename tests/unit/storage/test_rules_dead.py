@@ -648,3 +648,14 @@ def test_a_redriven_message_keeps_its_batch() -> None:
     machine.do(redrive((1, 1, 1)))
     machine.do(AckBatch(queue_id=Q, group="default", ranges=((1, 2, 2),)))
     assert machine.payloads(Q, take(machine)) == [b"a"]
+
+
+def test_a_redriven_message_outlives_the_rest_of_its_batch() -> None:
+    """D4: it is needed again, though the floor has passed it."""
+    machine = queues(b"a", b"b")
+    kill(machine, 1)
+    machine.do(redrive((1, 1, 1)))
+    assert machine.do(AckBatch(queue_id=Q, group="default", ranges=((1, 2, 2),))) == Settled(count=1)
+    leased = take(machine)
+    assert leased.grants == (Grant(1, 1, 2, 1),)
+    assert machine.payloads(Q, leased) == [b"a"]
