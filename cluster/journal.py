@@ -7,7 +7,7 @@ Truncation is a record, not an edit, and nothing at or below the commit index is
 
 In memory are the terms as runs and the bytes of the newest entries; older bytes are read back from disk.
 
-`Journal` answers to the names that pysyncobj 0.3.17 calls (RAFT.md section 2). Item 0 is the sentinel, index and
+`Journal` answers to the names that pysyncobj 0.3.17 calls (docs/raft.md). Item 0 is the sentinel, index and
 term of the last compacted entry. The library reads only index and term of an item, so its command is empty.
 """
 
@@ -20,7 +20,7 @@ from typing import Final, NoReturn, TypeAlias
 
 from holdfast.client.protocol.errors import InvariantBroken
 
-MAX_COMMAND_BYTES: Final = 8 << 20  # RAFT.md section 2: batches are split at 1 MB, this is the hard limit above
+MAX_COMMAND_BYTES: Final = 8 << 20  # batches are split at 1 MB, this is the hard limit above
 FLUSH_BYTES: Final = 1 << 20  # a flush is closed once it has as much: a reader of old entries checks a whole one
 WINDOW_BYTES: Final = 16 << 20  # two full send windows: a peer that keeps up is served from memory
 OPEN_SLICE_MAX: Final = 4096  # the library copies the whole suffix otherwise (R19)

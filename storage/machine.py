@@ -1,7 +1,7 @@
 """The rules of the queue as one function: a transaction and a committed entry in, answers and effects out.
 
 `apply` reads no clock, no randomness and no environment, and has two outcomes: the entry is applied, or an exception
-stops the node (DESIGN 3.6). A command that is refused is an answer.
+stops the node. A command that is refused is an answer.
 """
 
 from collections.abc import Sequence
@@ -350,7 +350,7 @@ def _set_rules(state: State, command: SetRules) -> Done:
 
 
 def _end_what_is_over(state: State) -> None:
-    """The share of every entry in what ends along the log, without anybody asking (G5, SPARK 4.2)."""
+    """The share of every entry in what ends along the log, without anybody asking (G5, X2)."""
     reap.work(state)
     sessions.end_idle(state, state.limits.reap_rows)
     staging.end_due(state, state.limits.reap_rows)

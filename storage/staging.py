@@ -1,6 +1,6 @@
 """Staged produce (X2): chunks put aside under a transaction, invisible until one Publish makes them all messages.
 
-Two kinds of transactions (SPARK 4.2): a stream's are numbered without gaps, so that one row an app remembers all of
+Two kinds of transactions (X2): a stream's are numbered without gaps, so that one row an app remembers all of
 them; a job's id is opaque, and its publish is remembered for `job_memory_ms`.
 """
 
@@ -50,7 +50,7 @@ class Published:
 
 
 def stage(state: State, queue: QueueRow, command: Stage) -> Staged:
-    """Keep one chunk; the same again changes nothing (SPARK 4.2, 1 and 2)."""
+    """Keep one chunk; the same again changes nothing (X2)."""
     if read_published(state, command.txn) is not None and _is_published(state, command.txn):
         raise TxnClosed
     opened = read_open(state, command.txn)
@@ -90,7 +90,7 @@ def stage(state: State, queue: QueueRow, command: Stage) -> Staged:
 
 
 def publish(state: State, command: Publish) -> Committed:
-    """All named chunks become messages, once (SPARK 4.2, 3 and 4)."""
+    """All named chunks become messages, once (X2)."""
     txn = command.txn
     former = read_published(state, txn)
     if isinstance(txn, Stream) and former is not None and former.fence != command.fence:
@@ -134,7 +134,7 @@ def _times(columns: Columns) -> tuple[bool, bytes, bytes, bytes]:
 
 
 def abort(state: State, command: Abort) -> Aborted:
-    """Drop what is staged, of all attempts or of some; the same may be staged again (SPARK 4.2, 5)."""
+    """Drop what is staged, of all attempts or of some; the same may be staged again (X2)."""
     if read_published(state, command.txn) is not None and _is_published(state, command.txn):
         return Aborted(chunks=0)
     opened = read_open(state, command.txn)
@@ -251,7 +251,7 @@ def _remember(
 
 
 def read_open(view: View, txn: TxnId) -> Open | None:
-    """What is staged under this transaction now: past its deadline it does not exist (SPARK 4.2, 6)."""
+    """What is staged under this transaction now: past its deadline it does not exist (X2)."""
     data = view.txn.get(Table.TXN, _open_key(txn))
     if data is None:
         return None

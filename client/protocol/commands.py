@@ -93,7 +93,7 @@ class SetLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRules:
-    """Switch the rules version, once every member knows it (DESIGN 3.6)."""
+    """Switch the rules version, once every member knows it."""
 
     version: int
 
@@ -438,7 +438,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Put one chunk of a part aside, invisible until `Publish` (X2, SPARK 4.2)."""
+    """Put one chunk of a part aside, invisible until `Publish` (X2)."""
 
     txn: TxnId
     part: int
@@ -471,7 +471,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Make the named parts visible at once, in (part, chunk, row) order (SPARK 4.2).
+    """Make the named parts visible at once, in (part, chunk, row) order (X2).
 
     `ops` is reserved, for settling leases in the same entry as a Transaction does, and must be empty.
     """

@@ -54,7 +54,7 @@ class Limits:
     leases_per_session: int = 10_000
     staged_bytes_per_txn: int = 4_294_967_296
     staged_bytes: int = 17_179_869_184
-    job_memory_ms: int = 2_592_000_000  # SPARK 4.2: 30 days
+    job_memory_ms: int = 2_592_000_000  # X2: 30 days
     stamp_advance_ms: int = 3_600_000  # T1: one hour
     fold_ranges: int = 1_024  # T3: how much of what is due one command folds
     scan_batches: int = 4_096  # how many batches one Lease walks over to find something to deliver

@@ -12,7 +12,7 @@ from typing import Literal, NewType
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.errors import BadName, BadValue
 
-LogId = NewType("LogId", int)  # which Raft log an id belongs to: one log now, many later (DESIGN 3.8)
+LogId = NewType("LogId", int)  # which Raft log an id belongs to: one log now, many later
 QueueId = NewType("QueueId", int)
 LeaseId = NewType("LeaseId", int)
 Version = NewType("Version", int)
@@ -24,7 +24,7 @@ GENERATION_SHIFT = 48  # T4: ids are (restore generation << 48) | counter
 
 LOCAL_PRINCIPAL = "local"  # who every command is from until there is authentication
 
-RESERVED_CLIENTS = ("moved/", "session/", "txn/")  # D6, X1, SPARK 4.2: identities that only the fold gives
+RESERVED_CLIENTS = ("moved/", "session/", "txn/")  # D6, X1, X2: identities that only the fold gives
 RESERVED_HEADERS = "holdfast-"  # D6
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")

@@ -1,4 +1,4 @@
-"""The blocking client against a real state machine behind real frames: the calls of DESIGN section 4."""
+"""The blocking client against a real state machine behind real frames: every call that it has."""
 
 from collections.abc import Iterator
 

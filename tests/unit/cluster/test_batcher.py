@@ -72,7 +72,7 @@ def names(outcomes: Sequence[Outcome]) -> dict[Token, str]:
 
 
 def test_commands_that_arrived_together_are_one_entry_with_one_stamp_in_their_order() -> None:
-    """DESIGN 3.2, T1."""
+    """T1: one stamp."""
     batcher = Batcher()
     for number in range(1, 6):
         batcher.submit(touch(number), number)
@@ -95,7 +95,7 @@ def test_nothing_queued_is_no_entry_unless_a_stamp_is_wanted() -> None:
 
 
 def test_what_arrives_while_enough_is_on_its_way_forms_the_next_entry() -> None:
-    """DESIGN 3.2: group commit."""
+    """Group commit."""
     batcher = Batcher(Bounds(entries_in_flight=2))
     send(batcher, 1, 1, "a")
     send(batcher, 2, 1, "b")
@@ -350,7 +350,7 @@ def test_abandoned_command_on_its_way_may_happen_and_others_keep_their_answers()
 
 
 def test_misuse_by_the_owner_stops_the_node() -> None:
-    """DESIGN 3.6: a lost or doubled waiter would be a lost or doubled answer."""
+    """A lost or doubled waiter would be a lost or doubled answer."""
     batcher = Batcher()
     batcher.submit(touch(), "a")
     with pytest.raises(StateBroken, match="waits already"):

@@ -217,7 +217,7 @@ def test_one_message_proposes_one_of_many_waiters() -> None:
 
 
 def test_many_messages_propose_many_waiters_together() -> None:
-    """DESIGN 3.2: so that they share an entry."""
+    """So that they share an entry."""
     node = Node(queue_with(25))
     for token in range(4):
         node.park(token, max_messages=10)

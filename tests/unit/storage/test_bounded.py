@@ -499,7 +499,7 @@ def published(*messages: MessageParts, **settings: object) -> Counted:
     ids=["none", "ttl", "delay", "both"],
 )
 def test_a_publish_of_equal_times_moves_no_body(times: dict[str, int], hashed: Counter[str]) -> None:
-    """X2, SPARK 4.2.3: what is the same for all messages of a chunk is metadata; the staged body stays where it is."""
+    """X2: what is the same for all messages of a chunk is metadata; the staged body stays where it is."""
     machine = published(*[MessageParts(PAYLOAD, **times)] * 5)  # type: ignore[arg-type]
     for what in ("get", "append", "delete", "put", "insert"):
         assert not machine.counts[f"{what} BLOB"]
