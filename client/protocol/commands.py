@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from holdfast.client.protocol import limits
-from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.errors import BadValue, BatchTooLarge
 from holdfast.client.protocol.values import (
     DEFAULT_GROUP,
     DEFAULT_QUEUE,
@@ -455,6 +455,8 @@ class Stage:
         check_range("chunk", self.chunk, 0, limits.U32_MAX)
         check_text("attempt", self.attempt, ATTEMPT_BYTES)
         check_range("expires_ms", self.expires_ms, 1, limits.U63_MAX >> 8)
+        if len(self.body) > limits.STAGE_BYTES:
+            raise BatchTooLarge(size=len(self.body), limit=limits.STAGE_BYTES, limit_name="STAGE_BYTES")
         check_batch(self.columns, self.body)
 
 

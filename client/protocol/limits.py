@@ -33,6 +33,7 @@ VERSION_RANGES = 10_000  # ranges in a Cancel, Reschedule, Redrive or Extend
 VERSIONS_NAMED = 10_000  # versions in all that one such command may name: one thread does the work; ask again for more
 LEASE_MESSAGES = 10_000  # one lease
 TRANSACTION_ITEMS = 256
+STAGE_BYTES = 1_048_576  # body of one staged chunk (X2): chunks of many producers take turns in the log
 PUBLISH_CHUNKS = 8_192  # one Publish is one log entry of metadata
 
 

@@ -78,6 +78,7 @@ def test_the_example_of_the_design_runs(client: Client, server: ScriptedServer) 
     assert [message.payload for message in client.read("orders", from_version=2, to_version=3)] == [b"b", b"c"]
     assert client.explain("orders", 3).reason == "delayed"
     assert [(o.first, o.outcome) for o in client.reschedule("orders", key="k", delay_ms=0)] == [(3, "ok")]
+    server.brain.pass_ms(1)  # it is due one millisecond after the command at the earliest
     assert client.explain("orders", 3).reason == "available"
     assert [o.outcome for o in client.cancel("orders", version=3)] == ["ok"]
     with pytest.raises(TooLate):

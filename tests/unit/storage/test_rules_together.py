@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from holdfast.client.protocol.commands import (
     Abort,
     AckBatch,
@@ -17,12 +19,14 @@ from holdfast.client.protocol.commands import (
     UpdateQueue,
 )
 from holdfast.client.protocol.errors import (
+    BatchTooLarge,
     StageConflict,
     StagedMissing,
     TransactionRefused,
     TxnClosed,
     TxnFenced,
 )
+from holdfast.client.protocol.limits import STAGE_BYTES
 from holdfast.client.protocol.queries import Peek, Stats, TxnStatus
 from holdfast.client.protocol.replies import (
     Aborted,
@@ -347,3 +351,10 @@ def test_what_was_aborted_takes_no_room() -> None:
     for _ in range(3):
         assert machine.do(stage(JOB, BILLS, b"8 bytes!")) == Staged()
         assert machine.do(Abort(txn=JOB)) == Aborted(chunks=1)
+
+
+def test_a_staged_chunk_is_at_most_a_mebibyte() -> None:
+    """X2: chunks of many producers take turns in the log."""
+    stage(JOB, ORDERS, bytes(STAGE_BYTES))
+    with pytest.raises(BatchTooLarge, match="STAGE_BYTES"):
+        stage(JOB, ORDERS, bytes(STAGE_BYTES + 1))
