@@ -84,18 +84,6 @@ class Span:
             lo, hi, self.count, self.attempts, self.flags, self.first_ms, self.last_ms, self.consumer, self.error
         )
 
-    def like(self, other: "Span") -> bool:
-        """Whether both say the same of their versions, so that neighbours can be one row."""
-        return (
-            self.count == other.count
-            and self.attempts == other.attempts
-            and self.flags == other.flags
-            and self.first_ms == other.first_ms
-            and self.last_ms == other.last_ms
-            and self.consumer == other.consumer
-            and self.error == other.error
-        )
-
     def pack(self) -> bytes:
         consumer, error = self.consumer.encode(), self.error.encode()
         return (

@@ -114,10 +114,6 @@ class Form:
     fields: dict[str, Kind]
     log_only: dict[str, Kind]
 
-    @property
-    def has_body(self) -> bool:
-        return any(kind.body for kind in self.fields.values())
-
 
 def form(kind: type[Any], log_only: dict[str, Kind] | None = None, /, **fields: Kind) -> Form:
     return Form(kind, fields, log_only or {})
