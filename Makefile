@@ -19,8 +19,8 @@ help: ## list the commands
 install: .venv/.installed .venv/.installed-spark ## make .venv with everything
 
 .PHONY: up
-up: install ## play the demo on a real store
-	$(BIN)/holdfast demo
+up: install ## a local cluster of three with a live demonstration; Ctrl-C stops it
+	$(BIN)/holdfast up --demo
 
 .PHONY: test
 test: install lint types ## what CI runs: format, lint, types, every test

@@ -5,15 +5,17 @@ After a fork a client goes on with sockets and a session of its own; leases belo
 """
 
 import os
+import socket
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from queue import Empty, SimpleQueue
 from random import SystemRandom
-from threading import Lock
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from holdfast.client import calls, leases
+from holdfast.client import calls, leases, status
 from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
 from holdfast.client.core import Core
 from holdfast.client.events import Address, parse_addresses
@@ -22,10 +24,11 @@ from holdfast.client.message import Delivered, Message
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
-from holdfast.client.protocol.errors import BadValue, HoldfastError
+from holdfast.client.protocol.errors import BadValue, ConnectFailed, HoldfastError
 from holdfast.client.protocol.limits import LEASE_MESSAGES, NONCE_BYTES
 from holdfast.client.protocol.replies import Failed
 from holdfast.client.sockets import Loop
+from holdfast.client.status import ClusterStatus, Heard
 
 T = TypeVar("T")
 
@@ -232,6 +235,26 @@ class Client:
             if not token:
                 return total
 
+    # The cluster ----------------------------------------------------------------------------------------
+
+    def hand_over(self, target: str | None = None) -> None:
+        """Let another node lead, the one named or the best one. Raises NotHandedOver; then nothing has changed."""
+        self._run(calls.hand_over(target))
+
+    def status(self) -> ClusterStatus:
+        """Who leads, and how each node does; nodes that are down are in it too. ConnectFailed if all are.
+
+        Every address is asked on a connection of its own, also those that only the nodes' answers name.
+        """
+        rounds = status.ask(self._addresses)
+        wait_s = min(status.ANSWER_S, self._timeout_s)
+        try:
+            wanted = next(rounds)
+            while True:
+                wanted = rounds.send(_ask_nodes(wanted, wait_s))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
     # How a call is made ---------------------------------------------------------------------------------
 
     def _ask(self, queue: str, kind: type[T], build: Any) -> T:
@@ -361,6 +384,44 @@ class Transaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self._client._run(self._inner.commit(self._client._names))
+
+
+def _ask_nodes(addresses: Sequence[Address], wait_s: float) -> dict[Address, Heard]:
+    """Ask each node how it does, all at once. Threads that nobody waits for: a name's lookup knows no deadline."""
+    deadline_s = time.monotonic() + wait_s
+    heard: dict[Address, Heard] = {}
+    told: SimpleQueue[tuple[Address, Heard]] = SimpleQueue()
+    for address in addresses:
+        asking = lambda address=address: told.put((address, _ask_node(address, deadline_s)))  # noqa: E731
+        Thread(target=asking, name=f"holdfast-status-{address}", daemon=True).start()
+    try:
+        while len(heard) < len(addresses):
+            address, what = told.get(timeout=max(deadline_s - time.monotonic(), 0.0))
+            heard[address] = what
+    except Empty:
+        late = ConnectFailed("no answer in time", addresses=",".join(addresses))
+        heard |= {address: late for address in addresses if address not in heard}
+    return heard
+
+
+def _ask_node(address: Address, deadline_s: float) -> Heard:
+    host, _, port = address.rpartition(":")
+    exchange = status.Exchange()
+    try:
+        left_s = max(deadline_s - time.monotonic(), 0.001)
+        with socket.create_connection((host.strip("[]"), port), timeout=left_s) as sock:
+            sock.sendall(exchange.opening())
+            while data := sock.recv(65_536):
+                heard = exchange.feed(data)
+                if heard is not None:
+                    return heard
+                sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        problem = "closed the connection without an answer"
+    except TimeoutError:
+        problem = "no answer in time"
+    except (OSError, UnicodeError, OverflowError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+    return ConnectFailed(problem, addresses=address)
 
 
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()

@@ -15,12 +15,12 @@ from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.commands import Command
 from holdfast.client.protocol.errors import BadValue, QueueNotFound, QueueRecreated, TooLate
 from holdfast.client.protocol.limits import VERSION_RANGES
-from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.queries import LeaderQuery
 from holdfast.client.protocol.replies import Answer
 from holdfast.client.protocol.values import Backoff, GroupSettings, QueueId, QueueSettings
 
 T = TypeVar("T")
-Steps = Generator[Command | Query, Answer, T]
+Steps = Generator[Command | LeaderQuery, Answer, T]
 Start = Literal["earliest", "latest"] | int
 Payloads = bytes | Message | Iterable[bytes | Message]
 
@@ -164,6 +164,10 @@ def describe(names: Names, name: str) -> Steps[r.QueueDescribed]:
     described = expect(r.QueueDescribed, (yield q.DescribeQueue(name=name)))
     names.learn(name, described.queue_id)
     return described
+
+
+def hand_over(target: str | None) -> Steps[None]:
+    expect(r.Done, (yield q.HandOver(target)))
 
 
 def queues() -> Steps[list[str]]:

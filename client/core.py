@@ -51,7 +51,7 @@ from holdfast.client.protocol.messages import (
     Request,
     Welcome,
 )
-from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.queries import LeaderQuery
 from holdfast.client.protocol.replies import Answer, Failed
 from holdfast.client.protocol.values import SessionId
 from holdfast.client.search import Search
@@ -80,7 +80,7 @@ class Core:
         return self._numbering.session
 
     def call(
-        self, what: Command | Query, now_s: float, *, deadline_s: float, stale: bool = False, min_index: int = 0
+        self, what: Command | LeaderQuery, now_s: float, *, deadline_s: float, stale: bool = False, min_index: int = 0
     ) -> tuple[CallId, list[Action]]:
         """Begin a call. Its `Finish` comes from here or from a later `handle`, at `deadline_s` at the latest."""
         pending = self._add(what, now_s, deadline_s)
@@ -181,7 +181,7 @@ class Core:
 
     # Calls ----------------------------------------------------------------------------------------------
 
-    def _add(self, what: Command | Query, now_s: float, deadline_s: float) -> Pending:
+    def _add(self, what: Command | LeaderQuery, now_s: float, deadline_s: float) -> Pending:
         pending = Pending(CallId(self._next_call), what, deadline_s, now_s)
         self._next_call += 1
         self._calls[pending.call] = pending
@@ -206,7 +206,7 @@ class Core:
             pending.numbering, pending.seq = self._numbering, self._numbering.take()
         request_id = self._nodes.next_request_id()
         message: Request | Inquiry
-        if isinstance(pending.what, Query):
+        if isinstance(pending.what, LeaderQuery):
             message = Inquiry(
                 request_id=request_id, query=pending.what, stale=pending.stale, min_index=pending.min_index
             )

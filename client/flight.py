@@ -19,7 +19,7 @@ from holdfast.client.protocol.errors import (
     OutcomeUnknown,
     Overloaded,
 )
-from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.queries import LeaderQuery
 from holdfast.client.protocol.values import NO_SESSION, SessionId
 
 WINDOW = 256  # A1: replies that a session keeps; a new cluster's limit
@@ -61,7 +61,7 @@ class Pending:
     """One call from its beginning to its one outcome."""
 
     call: CallId
-    what: Command | Query
+    what: Command | LeaderQuery
     deadline_s: float
     asked_s: float  # when it was last sent, or first wanted
     stale: bool = False
@@ -129,7 +129,7 @@ def gave_up(pending: Pending, peers: dict[Address, Peer], *, connected: bool, wi
     return problems[0] if problems else ConnectFailed(addresses=",".join(peers))
 
 
-def how_to_find_out(what: Command | Query) -> str:
+def how_to_find_out(what: Command | LeaderQuery) -> str:
     """For people, at the end of an Indeterminate: what tells whether it happened."""
     match what:
         case Produce() if what.client_id is not None:

@@ -34,12 +34,12 @@ from holdfast.client.events import (
 from holdfast.client.protocol.commands import Command
 from holdfast.client.protocol.errors import ConnectFailed
 from holdfast.client.protocol.frames import Buffer
-from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.queries import LeaderQuery
 
 RECEIVE_BYTES = 262_144  # a lease reply of a thousand small messages in one piece
 BUFFERS_MAX = 64  # one sendmsg; far below IOV_MAX everywhere
 
-Asked = tuple[Command | Query, float, "Future[Outcome]"]
+Asked = tuple[Command | LeaderQuery, float, "Future[Outcome]"]
 
 
 class _Connection:
@@ -72,7 +72,7 @@ class Loop:
         self._thread = Thread(target=self._run, name="holdfast-client", daemon=True)
         self._thread.start()
 
-    def ask(self, what: Command | Query, deadline_s: float) -> "Future[Outcome]":
+    def ask(self, what: Command | LeaderQuery, deadline_s: float) -> "Future[Outcome]":
         """The future of a call's outcome: an Answer, or the error that says why there is none."""
         future: Future[Outcome] = Future()
         self._inbox.append((what, deadline_s, future))

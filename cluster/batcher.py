@@ -84,6 +84,11 @@ class Batcher:
         return len(self._queue) + len(self._places)
 
     @property
+    def queued(self) -> int:
+        """Commands that wait for their entry."""
+        return len(self._queue)
+
+    @property
     def queued_bytes(self) -> int:
         return self._queued_bytes
 
@@ -98,10 +103,11 @@ class Batcher:
 
     # In
 
-    def submit(self, envelope: Envelope, token: Token, size_bytes: int | None = None) -> None:
+    def submit(self, envelope: Envelope, token: Token, size_bytes: int | None = None, *, first: bool = False) -> None:
         """Take a command for one of the next entries. Raises Overloaded or BatchTooLarge; nothing was taken then.
 
-        `size_bytes` is that of the request as it came, header and body; without it the command is measured.
+        `size_bytes` is that of the request as it came, header and body; without it the command is measured. `first`:
+        before all that is queued, for a TimeStep, so that what came with it is judged by the right time.
         """
         if size_bytes is None:
             envelope = _hashed(envelope)
@@ -116,6 +122,8 @@ class Batcher:
         if self._queue and self._queued_bytes + size_bytes > bounds.queued_bytes:
             raise _overloaded("queued_bytes", bounds.queued_bytes)
         self._queue[token] = _Queued(envelope, size_bytes)
+        if first:
+            self._queue.move_to_end(token, last=False)
         self._queued_bytes += size_bytes
 
     def can_form(self) -> bool:

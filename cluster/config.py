@@ -51,7 +51,9 @@ class Config:
     secret_file: Path | None = None
     http: Address | None = None
     fsync: Literal["always", "os"] = "always"
+    disk_reserve_bytes: int = 268_435_456  # with less left, messages are refused; settling goes on
     keep_log: bool = False  # never let go of applied entries: for the fault harness
+    trace: Path | None = None  # messages sent and syncs done, in order: for the fault harness
     insecure_plaintext: bool = False  # listen beyond loopback without TLS
 
     def __post_init__(self) -> None:
@@ -69,6 +71,8 @@ class Config:
             )
         if self.fsync not in ("always", "os"):
             raise BadValue(field="fsync", problem=f"is {self.fsync!r}; always or os is allowed")
+        if self.disk_reserve_bytes < 0:
+            raise BadValue(field="disk_reserve_bytes", problem="is negative")
         if not self.insecure_plaintext:
             self._refuse_outside()
 
@@ -179,6 +183,12 @@ def _path(value: object) -> Path:
     return Path(text)
 
 
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError("a whole number is wanted")
+    return int(value)
+
+
 def _flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -198,7 +208,9 @@ _PARSERS: dict[str, Any] = {
     "secret_file": _path,
     "http": parse_address,
     "fsync": _text,
+    "disk_reserve_bytes": _number,
     "keep_log": _flag,
+    "trace": _path,
     "insecure_plaintext": _flag,
 }
 

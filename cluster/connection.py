@@ -32,6 +32,7 @@ RETRY_AFTER_MS = 50
 UNSENT_BYTES = 33_554_432  # answers that a client does not read: four of the largest
 
 Asked = Request | Inquiry
+Sized = tuple[Asked, int]  # with the bytes that it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +61,29 @@ class Connection:
         return bool(self.client)
 
     @property
-    def open_requests(self) -> int:
-        return len(self._open)
+    def open_requests(self) -> tuple[int, ...]:
+        """The requests that have no answer yet."""
+        return tuple(self._open)
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
 
     @property
     def is_slow(self) -> bool:
         """Whether the client leaves its answers lying: whoever owns the socket ends the connection then."""
         return self._unsent_bytes > UNSENT_BYTES
 
-    def feed(self, data: bytes) -> list[Asked]:
+    def feed(self, data: bytes) -> list[Sized]:
         """What the client asks for with these bytes. Never raises: what is wrong with them closes the connection."""
         if self.closing:
             return []
-        asked: list[Asked] = []
+        asked: list[Sized] = []
         try:
             for frame in self._frames.feed(data):
                 found = self._read(codec.decode_from_client(frame.header, frame.body))
                 if found is not None:
-                    asked.append(found)
+                    asked.append((found, len(frame.header) + len(frame.body)))
         except ProtocolViolated as error:
             self._send(Declined(NO_REQUEST, error))
             self.closing = True

@@ -153,4 +153,22 @@ class RealDisk:
         return file
 
 
+class UnsyncedFile(RealFile):
+    """Leaves it to the operating system when its bytes reach the disk."""
+
+    def sync(self) -> None:
+        pass
+
+
+class UnsyncedDisk(RealDisk):
+    """For `fsync = "os"`: what was acknowledged survives a kill of the process, not a crash of the machine."""
+
+    def create(self, path: str) -> RealFile:
+        return UnsyncedFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+
+    def open(self, path: str) -> RealFile:
+        return UnsyncedFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+
 REAL_DISK: Final = RealDisk()
+UNSYNCED_DISK: Final = UnsyncedDisk()

@@ -63,11 +63,20 @@ class ProofWrong(HandshakeRefused):
 
 
 class ClusterKnown(HandshakeRefused):
-    """We belong to no cluster yet, and a peer that knows the secret does: we may only join it (first boot)."""
+    """We belong to no cluster yet, and a peer that knows the secret does: see `founding.py` for what follows (R24)."""
+
+    text = "{node!r} belongs to cluster {cluster_id!r}, and we to none yet"
+    fact_names = ("node", "cluster_id")
+    node: str
+    cluster_id: str
 
 
 class PeerUnformed(HandshakeRefused):
     """A peer that knows the secret belongs to no cluster yet; it has learned from us that there is one."""
+
+    text = "{node!r} belongs to no cluster yet"
+    fact_names = ("node",)
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,7 @@ class Established:
     send_key: bytes
     receive_key: bytes
     rest: bytes = b""
+    founding: bool = False  # neither side belongs to a cluster yet: they may speak of forming one, and of nothing else
 
 
 class FrameMac:
@@ -206,13 +216,14 @@ class Handshake:
         if peer is None or not self.done:
             raise NotAPeer("the handshake is not over")
         if not self._me.cluster_id and peer.cluster_id:
-            raise ClusterKnown(f"{peer.node!r} belongs to cluster {peer.cluster_id!r}; join it as a new member")
+            raise ClusterKnown(node=peer.node, cluster_id=peer.cluster_id)
         if self._me.cluster_id and not peer.cluster_id:
-            raise PeerUnformed(f"{peer.node!r} belongs to no cluster yet; let it join as a new member")
+            raise PeerUnformed(node=peer.node)
         session = self._proof(_SESSION)
         keys = [hmac.digest(session, label, "sha256") for label in (_FROM_DIALLER, _FROM_LISTENER)]
         send_key, receive_key = keys if self._dialled is not None else reversed(keys)
-        return Established(peer.node, peer.incarnation, send_key, receive_key, self._pending)
+        founding = not self._me.cluster_id
+        return Established(peer.node, peer.incarnation, send_key, receive_key, self._pending, founding)
 
 
 def _hello_size(data: bytes) -> int | None:

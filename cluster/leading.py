@@ -91,6 +91,10 @@ class Leading:
 
     def push(self) -> None:
         for peer in self._library.peers:
+            self._send_more(peer)
+
+    def _send_more(self, peer: str) -> None:
+        if self._library.next_index(peer) <= self._journal.last:
             self.replicate(peer, heartbeat=False)
 
     def replicate(self, peer: str, heartbeat: bool) -> None:
@@ -151,7 +155,7 @@ class Leading:
         if reply.success:
             self._matched(peer, progress, received, reply.epoch)
         progress.barrier = max(progress.barrier, reply.barrier)
-        self.replicate(peer, heartbeat=False)
+        self._send_more(peer)
 
     def _matched(self, peer: str, progress: Progress, index: int, epoch: int) -> None:
         library = self._library

@@ -24,6 +24,7 @@ from holdfast.cluster.messages import (
     CHUNK_BYTES,
     CONFIGURATION_BYTES,
     MESSAGE_BYTES,
+    FoundingMessage,
     Message,
     SnapshotChunk,
     SnapshotDone,
@@ -179,6 +180,7 @@ class Session:
 
     def __init__(self, number: int, met: Established, limits: LinkLimits, now_s: float, shell: Shell) -> None:
         self.number, self.peer, self.incarnation = number, met.peer, met.incarnation
+        self._founding = met.founding
         self.error: HoldfastError | None = None  # why it is over
         self.queue = SendQueue()
         self.traffic = Traffic()
@@ -204,6 +206,10 @@ class Session:
     @property
     def ping_due_s(self) -> float:
         return self._wrote_s + self._limits.ping_s
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self.queue.cost_bytes)
 
     @property
     def has_room(self) -> bool:
@@ -261,6 +267,9 @@ class Session:
             self._frame_began_s = None
             if content:
                 log, message = decode(content)
+                # A node that runs has no ear for the founding of a cluster, nor one that founds for a log.
+                if isinstance(message, FoundingMessage) != self._founding:
+                    raise BadFrame(problem=f"{type(message).__name__} has no place in this session")
                 yield message, log
         if not self._reader.pending_bytes:
             self._frame_began_s = None

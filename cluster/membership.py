@@ -15,7 +15,7 @@ NAME_BYTES = 255
 MEMBERS_MAX = 64
 
 _COUNTS = struct.Struct(">BB")
-_LENGTHS = struct.Struct(">BH")
+_LENGTHS = struct.Struct(">BHH")
 
 
 class ConfigurationRefused(Exception):
@@ -25,7 +25,8 @@ class ConfigurationRefused(Exception):
 @dataclass(frozen=True, slots=True)
 class Member:
     name: str
-    address: str = ""
+    address: str = ""  # where it listens for peers
+    client_address: str = ""  # where it serves clients: others send them there
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ def encode(configuration: Configuration) -> bytes:
     """The log entry, its type byte included."""
     parts = [CONFIGURATION, _COUNTS.pack(len(configuration.voters), len(configuration.learners))]
     for member in (*configuration.voters, *configuration.learners):
-        name, address = member.name.encode(), member.address.encode()
-        parts += (_LENGTHS.pack(len(name), len(address)), name, address)
+        texts = (member.name.encode(), member.address.encode(), member.client_address.encode())
+        parts += (_LENGTHS.pack(*map(len, texts)), *texts)
     return b"".join(parts)
 
 
@@ -72,11 +73,13 @@ def decode(data: bytes) -> Configuration:
         at = 1 + _COUNTS.size
         members = []
         for _ in range(voters + learners):
-            name_bytes, address_bytes = _LENGTHS.unpack_from(data, at)
-            middle = at + _LENGTHS.size + name_bytes
-            end = middle + address_bytes
-            members.append(Member(data[at + _LENGTHS.size : middle].decode(), data[middle:end].decode()))
-            at = end
+            lengths = _LENGTHS.unpack_from(data, at)
+            at += _LENGTHS.size
+            texts = []
+            for length in lengths:
+                texts.append(data[at : at + length].decode())
+                at += length
+            members.append(Member(*texts))
         if at != len(data):
             raise ValueError("it has another length")
         return Configuration(tuple(members[:voters]), tuple(members[voters:]))

@@ -1,28 +1,37 @@
-"""Everything that one node may say to another about a log: a closed set of values, and their bytes.
+"""Everything that one node may say to another: a closed set of values, and their bytes.
 
-Fixed fields are struct layouts and entries are raw bytes behind a column of heads: nothing is unpacked that a
-journal would only pack again, and an unknown shape has nowhere to hide. Reading is strict: a message that differs
-from what `encode` would write raises BadFrame, and the session that carried it ends. Commands are never forwarded
-between nodes, so there is no message for that.
+A message is one flat msgpack array: tag, log, then the fields in their order; what there are several of stands at the
+end, and so nothing ever nests. Reading is strict: another arity, type or range, an extension type or a byte too many
+raises BadFrame, and the session that carried it ends. As in the client's protocol a number need not be packed as short
+as it could be: nothing hangs on these bytes, for the journal packs anew. There is no message that forwards a command
+(R17), and none that holds a pickle (R2).
 """
 
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, TypeAlias
 
+from holdfast.client.protocol.codec import pack, unpack_flat
 from holdfast.client.protocol.errors import BadFrame, BatchTooLarge
 from holdfast.client.protocol.limits import U63_MAX
+from holdfast.cluster import membership
+from holdfast.cluster.membership import MEMBERS_MAX, NAME_BYTES, Configuration
 
 ENTRY_BYTES = 8_388_608  # the hard limit of one log entry; the batcher splits far below it
 ENTRIES_PER_MESSAGE = 65_536  # so that a small message cannot become a big heap
 CHUNK_BYTES = 262_144  # one piece of a snapshot: short enough not to delay a heartbeat behind it
-CONFIGURATION_BYTES = 65_536  # members with their addresses, in a snapshot's head
+CONFIGURATION_BYTES = 65_536  # members with their addresses, in a snapshot's head and at the founding
 DIGEST_BYTES = 32
+CLUSTER_ID_BYTES = 255
+ADDRESS_BYTES = 1_024
 MESSAGE_BYTES = 9_437_184  # one entry of the greatest size with everything around it; the frame limit of peers
 
 LogEntry: TypeAlias = tuple[bytes, int, int]  # command, index, term: the order in which the library has it
 Buffer: TypeAlias = bytes | memoryview
+Fields: TypeAlias = tuple[Any, ...]
+Reader: TypeAlias = Callable[[Fields], "Message"]
+Writer: TypeAlias = Callable[[Any], Fields | list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +132,43 @@ class SnapshotDone:
     index: int
 
 
-Message: TypeAlias = (
+@dataclass(frozen=True, slots=True)
+class StateDigest:
+    """The sender's whole state at an applied index, as a digest: see `comparing.py`."""
+
+    index: int
+    digest: bytes
+
+
+# Before there is a cluster: see `founding.py`
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """What a node without a cluster says first. With `cluster_id` it has agreed to that one and waits for its begin."""
+
+    client_address: str
+    cluster_id: str
+    names: tuple[str, ...]  # all members that it knows of, itself too
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The founder has decided: this is the cluster, and these incarnations of its voters, in their order."""
+
+    cluster_id: str
+    members: Configuration
+    incarnations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The cluster that was decided is on the sender's disk."""
+
+    cluster_id: str
+
+
+LogMessage: TypeAlias = (
     AppendEntries
     | AppendReply
     | RequestVote
@@ -135,153 +180,186 @@ Message: TypeAlias = (
     | SnapshotHead
     | SnapshotChunk
     | SnapshotDone
+    | StateDigest
 )
+FoundingMessage: TypeAlias = Introduce | Found | Agreed
+Message: TypeAlias = LogMessage | FoundingMessage
 
-_ENVELOPE = struct.Struct(">BH")  # tag, log
-_APPEND = struct.Struct(">6QI")  # term, commit, prev index (0: none), prev term, epoch, barrier, number of entries
-_ENTRY = struct.Struct(">QI")  # term, length; the index follows from the place
-_REPLY = struct.Struct(">Q2B4Q")
-_ONE, _THREE, _FOUR = struct.Struct(">Q"), struct.Struct(">3Q"), struct.Struct(">4Q")
-_VERDICT = struct.Struct(">2QB")
-_HEAD = struct.Struct(f">6Q{DIGEST_BYTES}sI")
-_CHUNK = struct.Struct(">2QI")
-_DONE = struct.Struct(">2Q")
+LOG_MAX = 65_535
+
+_HEAD = 2  # tag and log, before a message's own fields
+_APPEND_FIELDS = 6
+_ELEMENTS_MAX = _HEAD + _APPEND_FIELDS + 2 * ENTRIES_PER_MESSAGE
 
 
 def encode(message: Message, log: int = 0) -> bytes:
     """The bytes of one message of one log. Raises BatchTooLarge for what no peer would take."""
     tag = _TAGS[type(message)]
-    data = _ENVELOPE.pack(tag, log) + _WRITERS[tag](message)
+    data = pack((tag, log, *_WRITERS[tag](message)))
     if len(data) > MESSAGE_BYTES:
         raise BatchTooLarge(size=len(data), limit=MESSAGE_BYTES, limit_name="MESSAGE_BYTES")
     return data
 
 
 def decode(data: Buffer) -> tuple[int, Message]:
-    """The log and the message. Raises BadFrame for any bytes that `encode` does not write."""
+    """The log and the message. Raises BadFrame for anything that is none, before it has cost much."""
     if len(data) > MESSAGE_BYTES:
         raise BadFrame(problem=f"a peer message of {len(data)} bytes; up to {MESSAGE_BYTES} are allowed")
-    view = memoryview(data)
-    try:
-        tag, log = _ENVELOPE.unpack_from(view)
-        reader = _READERS.get(tag)
-        if reader is None:
-            raise BadFrame(problem=f"no peer message has the tag {tag}")
-        return log, reader(view[_ENVELOPE.size :])
-    except struct.error:
-        raise BadFrame(problem="a peer message has another length") from None
+    found = unpack_flat(data, _ELEMENTS_MAX)
+    tag, log = found[:_HEAD] if len(found) >= _HEAD else (None, None)
+    if type(tag) is not int or type(log) is not int or not 0 <= log <= LOG_MAX:
+        raise BadFrame(problem="a peer message does not begin with its tag and its log")
+    reader = _READERS.get(tag)
+    if reader is None:
+        raise BadFrame(problem=f"no peer message has the tag {tag}")
+    return log, reader(found[_HEAD:])
 
 
-# One writer and one reader for each ------------------------------------------------------------------------
+# Messages that are more than their fields ------------------------------------------------------------------
 
 
-def _write_append(message: AppendEntries) -> bytes:
-    entries = message.entries
-    prev = 0 if message.prev_index is None else message.prev_index
-    head = _APPEND.pack(
-        message.term, message.commit_index, prev, message.prev_term, message.epoch, message.barrier, len(entries)
-    )
-    heads = [_ENTRY.pack(term, len(command)) for command, _, term in entries]
-    return b"".join((head, *heads, *(command for command, _, _ in entries)))
-
-
-def _read_append(view: memoryview) -> AppendEntries:
-    *numbers, count = _APPEND.unpack_from(view)
-    term, commit_index, prev, prev_term, epoch, barrier = _checked(*numbers)
-    if count > ENTRIES_PER_MESSAGE:
-        raise BadFrame(problem=f"{count} entries in one message; up to {ENTRIES_PER_MESSAGE} are allowed")
-    if not prev and (count or prev_term):
-        raise BadFrame(problem="entries without the place that they follow")
-    at = _APPEND.size + count * _ENTRY.size
-    entries: list[LogEntry] = []
-    for number in range(count):
-        entry_term, size = _ENTRY.unpack_from(view, _APPEND.size + number * _ENTRY.size)
-        if not prev_term <= entry_term <= term or not 0 < size <= ENTRY_BYTES:
-            raise BadFrame(problem=f"an entry of {size} bytes and term {entry_term} in a message of term {term}")
-        entries.append((bytes(view[at : at + size]), prev + 1 + number, entry_term))
-        at += size
-    _ends(view, at)
-    return AppendEntries(term, commit_index, prev or None, prev_term, tuple(entries), epoch, barrier)
-
-
-def _write_reply(message: AppendReply) -> bytes:
-    return _REPLY.pack(
-        message.next_index,
-        message.reset,
-        message.success,
+def _write_append(message: AppendEntries) -> list[Any]:
+    found: list[Any] = [
         message.term,
+        message.commit_index,
+        message.prev_index,
+        message.prev_term,
         message.epoch,
         message.barrier,
-        message.wall_ms,
-    )
+    ]
+    for command, _, term in message.entries:  # the index follows from the place
+        found += (term, command)
+    return found
 
 
-def _read_reply(view: memoryview) -> AppendReply:
-    next_index, reset, success, *rest = _REPLY.unpack(view)
-    _checked(next_index, *rest)
-    if next_index < 1 or (reset and success):
+def _read_append(found: Fields) -> AppendEntries:
+    if len(found) < _APPEND_FIELDS or len(found) % 2:
+        raise BadFrame(problem="AppendEntries has another number of fields")
+    term, commit_index, prev_index, prev_term, epoch, barrier = found[:_APPEND_FIELDS]
+    _check_types((term, commit_index, prev_term, epoch, barrier), _FIVE)
+    if prev_index is None:
+        if len(found) > _APPEND_FIELDS or prev_term:
+            raise BadFrame(problem="entries without the place that they follow")
+    elif type(prev_index) is not int or not 0 < prev_index <= U63_MAX - len(found):
+        raise BadFrame(problem="entries that follow no place")
+    entries: list[LogEntry] = []
+    index = prev_index
+    for at in range(_APPEND_FIELDS, len(found), 2):
+        entry_term, command = found[at], found[at + 1]
+        if type(entry_term) is not int or not prev_term <= entry_term <= term:
+            raise BadFrame(problem="an entry that is older than what it follows, or newer than its message")
+        if type(command) is not bytes or not 0 < len(command) <= ENTRY_BYTES:
+            raise BadFrame(problem=f"an entry is 1 to {ENTRY_BYTES} bytes")
+        index += 1
+        entries.append((command, index, entry_term))
+    return AppendEntries(term, commit_index, prev_index, prev_term, tuple(entries), epoch, barrier)
+
+
+def _check_reply(message: AppendReply) -> None:
+    if message.next_index < 1 or (message.reset and message.success):
         raise BadFrame(problem="a reply that both matches and rejects, or ends before the log begins")
-    return AppendReply(next_index, _flag(reset), _flag(success), *rest)
 
 
-def _write_pre_vote_reply(message: PreVoteReply) -> bytes:
-    return _VERDICT.pack(message.term, message.round, message.granted)
-
-
-def _read_pre_vote_reply(view: memoryview) -> PreVoteReply:
-    *numbers, granted = _VERDICT.unpack(view)
-    term, round_ = _checked(*numbers)
-    return PreVoteReply(term, round_, _flag(granted))
-
-
-def _write_head(message: SnapshotHead) -> bytes:
-    numbers = (message.term, message.index, message.index_term, message.epoch, message.configuration_index)
-    size = len(message.configuration)
-    return _HEAD.pack(*numbers, message.size_bytes, message.digest, size) + message.configuration
-
-
-def _read_head(view: memoryview) -> SnapshotHead:
-    *numbers, digest, size = _HEAD.unpack_from(view)
-    term, index, index_term, epoch, configuration_index, size_bytes = _checked(*numbers)
-    if size > CONFIGURATION_BYTES:
-        raise BadFrame(problem=f"a configuration of {size} bytes; up to {CONFIGURATION_BYTES} are allowed")
-    if index_term > term or configuration_index > index or not index:
+def _check_head(message: SnapshotHead) -> None:
+    if len(message.digest) != DIGEST_BYTES or len(message.configuration) > CONFIGURATION_BYTES:
+        raise BadFrame(problem="a digest of another size, or a configuration that is too large")
+    if message.index_term > message.term or message.configuration_index > message.index or not message.index:
         raise BadFrame(problem="a snapshot that is newer than its sender")
-    _ends(view, _HEAD.size + size)
-    configuration = bytes(view[_HEAD.size :])
-    return SnapshotHead(term, index, index_term, epoch, configuration_index, size_bytes, digest, configuration)
 
 
-def _write_chunk(message: SnapshotChunk) -> bytes:
-    return _CHUNK.pack(message.epoch, message.offset, len(message.data)) + message.data
+def _check_chunk(message: SnapshotChunk) -> None:
+    if not 0 < len(message.data) <= CHUNK_BYTES:
+        raise BadFrame(problem=f"a snapshot chunk of {len(message.data)} bytes; 1 to {CHUNK_BYTES} are allowed")
 
 
-def _read_chunk(view: memoryview) -> SnapshotChunk:
-    *numbers, size = _CHUNK.unpack_from(view)
-    epoch, offset = _checked(*numbers)
-    if not 0 < size <= CHUNK_BYTES:
-        raise BadFrame(problem=f"a snapshot chunk of {size} bytes; 1 to {CHUNK_BYTES} are allowed")
-    _ends(view, _CHUNK.size + size)
-    return SnapshotChunk(epoch, offset, bytes(view[_CHUNK.size :]))
+def _check_digest(message: StateDigest) -> None:
+    if len(message.digest) != DIGEST_BYTES:
+        raise BadFrame(problem=f"a digest of {len(message.digest)} bytes; {DIGEST_BYTES} are wanted")
 
 
-def _checked(*numbers: int) -> tuple[int, ...]:
-    if max(numbers) > U63_MAX:
-        raise BadFrame(problem="a number above 2^63-1")
-    return numbers
+def _write_introduce(message: Introduce) -> tuple[Any, ...]:
+    return (message.client_address, message.cluster_id, *message.names)
 
 
-def _flag(byte: int) -> bool:
-    if byte > 1:
-        raise BadFrame(problem=f"a flag of {byte}")
-    return byte == 1
+def _read_introduce(found: Fields) -> Introduce:
+    texts, names = found[:2], found[2:]
+    _check_types(texts, (str, str))
+    client_address, cluster_id = texts
+    _check_text(client_address, ADDRESS_BYTES)
+    _check_text(cluster_id, CLUSTER_ID_BYTES)
+    if not 0 < len(names) <= MEMBERS_MAX or set(map(type, names)) != {str} or len(set(names)) != len(names):
+        raise BadFrame(problem=f"members are 1 to {MEMBERS_MAX} names, each once")
+    for name in names:
+        _check_text(name, NAME_BYTES, 1)
+    return Introduce(client_address, cluster_id, names)
 
 
-def _ends(view: memoryview, at: int) -> None:
-    if at != len(view):
-        raise BadFrame(problem="a peer message has another length than its fields say")
+def _write_found(message: Found) -> tuple[Any, ...]:
+    return (message.cluster_id, membership.encode(message.members), *message.incarnations)
 
 
+def _read_found(found: Fields) -> Found:
+    head, incarnations = found[:2], found[2:]
+    _check_types(head, (str, bytes))
+    cluster_id, encoded = head
+    _check_text(cluster_id, CLUSTER_ID_BYTES, 1)
+    if len(encoded) > CONFIGURATION_BYTES:
+        raise BadFrame(problem=f"a configuration of {len(encoded)} bytes; up to {CONFIGURATION_BYTES} are allowed")
+    members = membership.decode(encoded)
+    if members.learners or not members.voters:
+        raise BadFrame(problem="a cluster is founded by voters alone")
+    _check_types(incarnations, (int,) * len(members.voters))
+    return Found(cluster_id, members, incarnations)
+
+
+def _check_agreed(message: Agreed) -> None:
+    _check_text(message.cluster_id, CLUSTER_ID_BYTES, 1)
+
+
+def _check_text(text: str, most_bytes: int, least_bytes: int = 0) -> None:
+    if not least_bytes <= len(text.encode()) <= most_bytes:
+        raise BadFrame(problem=f"a text of {len(text.encode())} bytes; {least_bytes} to {most_bytes} are allowed")
+
+
+# Messages that are their fields, and the table of all ------------------------------------------------------
+
+
+def _check_types(found: Fields, types: tuple[type, ...]) -> None:
+    """As many as these, of exactly these types, and every number within u63."""
+    if tuple(map(type, found)) != types:
+        raise BadFrame(problem="a peer message has another number of fields, or one of another type")
+    for value in found:
+        if value.__class__ is int and not 0 <= value <= U63_MAX:
+            raise BadFrame(problem="a number below 0 or above 2^63-1")
+
+
+def _reader(kind: type[Any], check: Callable[[Any], None] | None = None) -> Reader:
+    types = tuple(_annotated(field.type) for field in fields(kind))
+
+    def read(found: Fields) -> Message:
+        _check_types(found, types)
+        message: Message = kind(*found)
+        if check is not None:
+            check(message)
+        return message
+
+    return read
+
+
+def _writer(kind: type[Any]) -> Writer:
+    names = [field.name for field in fields(kind)]
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda message: (get(message),)
+
+
+def _annotated(annotation: Any) -> type:
+    if annotation not in (int, bool, bytes, str):
+        raise TypeError(f"a field of {annotation} needs a reader of its own")
+    kind: type = annotation
+    return kind
+
+
+_FIVE = (int,) * 5
 # Tags are permanent; a retired one stays retired.
 _TAGS: dict[type[Message], int] = {
     AppendEntries: 1,
@@ -295,30 +373,27 @@ _TAGS: dict[type[Message], int] = {
     SnapshotHead: 9,
     SnapshotChunk: 10,
     SnapshotDone: 11,
+    Introduce: 12,
+    Found: 13,
+    Agreed: 14,
+    StateDigest: 15,
 }
-_WRITERS: dict[int, Callable[..., bytes]] = {
-    1: _write_append,
-    2: _write_reply,
-    3: lambda m: _THREE.pack(m.term, m.last_index, m.last_term),
-    4: lambda m: _ONE.pack(m.term),
-    5: lambda m: _ONE.pack(m.term),
-    6: lambda m: _FOUR.pack(m.term, m.round, m.last_index, m.last_term),
-    7: _write_pre_vote_reply,
-    8: lambda m: _ONE.pack(m.term),
-    9: _write_head,
-    10: _write_chunk,
-    11: lambda m: _DONE.pack(m.epoch, m.index),
+_CHECKS: dict[type[Message], Callable[[Any], None]] = {
+    AppendReply: _check_reply,
+    SnapshotHead: _check_head,
+    SnapshotChunk: _check_chunk,
+    Agreed: _check_agreed,
+    StateDigest: _check_digest,
 }
-_READERS: dict[int, Callable[[memoryview], Message]] = {
-    1: _read_append,
-    2: _read_reply,
-    3: lambda view: RequestVote(*_checked(*_THREE.unpack(view))),
-    4: lambda view: VoteGranted(*_checked(*_ONE.unpack(view))),
-    5: lambda view: TimeoutNow(*_checked(*_ONE.unpack(view))),
-    6: lambda view: PreVote(*_checked(*_FOUR.unpack(view))),
-    7: _read_pre_vote_reply,
-    8: lambda view: StaleTerm(*_checked(*_ONE.unpack(view))),
-    9: _read_head,
-    10: _read_chunk,
-    11: lambda view: SnapshotDone(*_checked(*_DONE.unpack(view))),
+_OWN_READERS: dict[type[Message], Reader] = {
+    AppendEntries: _read_append,
+    Introduce: _read_introduce,
+    Found: _read_found,
 }
+_OWN_WRITERS: dict[type[Message], Writer] = {
+    AppendEntries: _write_append,
+    Introduce: _write_introduce,
+    Found: _write_found,
+}
+_READERS = {tag: _OWN_READERS.get(kind) or _reader(kind, _CHECKS.get(kind)) for kind, tag in _TAGS.items()}
+_WRITERS = {tag: _OWN_WRITERS.get(kind) or _writer(kind) for kind, tag in _TAGS.items()}

@@ -5,8 +5,9 @@ synchronously, between two awaits, so the node's other tasks never see a session
 one of ours in `_translated` and nowhere else. What a handler raises passes through `run` and ends the node.
 """
 
+import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -70,7 +71,7 @@ async def listen(address: Address) -> list[trio.SocketListener]:
 
 
 class Peers:
-    """All links of one node. Every method but `run` and `room` returns at once; call them on the loop's thread."""
+    """All links of one node. Methods that are not `async` return at once; call them on the loop's thread."""
 
     def __init__(
         self,
@@ -99,13 +100,16 @@ class Peers:
         self._nursery: trio.Nursery | None = None
         self._handshake(None)
 
-    async def run(self, listeners: list[trio.SocketListener]) -> None:
-        """Hold the links until cancelled; then every session is closed, and its end told. To be called once."""
+    async def run(self, listeners: Sequence[trio.abc.Listener[trio.SocketStream]]) -> None:
+        """Hold the links until cancelled; then every session is closed, and its end told. To be called once.
+
+        The listeners are closed at the end too, unless they were `Lent`.
+        """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
                 self.use(self._addresses)
-                await trio.serve_listeners(self._answer, listeners, handler_nursery=nursery)
+                await trio.serve_listeners(self._answer, list(listeners), handler_nursery=nursery)
             finally:
                 self._nursery = None
 
@@ -123,6 +127,17 @@ class Peers:
         """Queue a message for a peer; whether there is a session to take it. See `Links.send`."""
         return self._links.send(peer, message, log)
 
+    def post(self, messages: Iterable[tuple[str, Message]], log: int) -> None:
+        """Send many at once, and those that the system takes now without waking a task for them."""
+        peers = dict.fromkeys(peer for peer, _ in messages)
+        found = [self._conversations[peer] for peer in peers if peer in self._conversations]
+        for conversation in found:
+            conversation.posting = True
+        for peer, message in messages:
+            self._links.send(peer, message, log)
+        for conversation in found:
+            conversation.flush()
+
     async def room(self, peer: str) -> int | None:
         """Wait until a snapshot stream may send its next message; None if there is no session any more.
 
@@ -136,6 +151,18 @@ class Peers:
         while not conversation.session.has_room:
             await conversation.room.wait()
         return None if conversation.session.over else conversation.session.number
+
+    async def flushed(self, peer: str) -> None:
+        """Wait until the system has taken all that was sent to this peer, or its session is over."""
+        await trio.lowlevel.checkpoint()
+        conversation = self._conversations.get(peer)
+        while conversation is not None and not conversation.session.over and not conversation.idle.is_set():
+            await conversation.idle.wait()
+
+    def incarnation(self, peer: str) -> int | None:
+        """Of the peer's disk, as it has proven it in the session that lasts."""
+        session = self._links.session(peer)
+        return None if session is None else session.incarnation
 
     def drop(self, peer: str) -> None:
         """End the session with this peer, if there is one; whoever dials will dial again."""
@@ -219,10 +246,24 @@ class Peers:
             finally:
                 self._links.close(session, SessionLost("this node closed the connection"))
                 conversation.room.set()
+                conversation.idle.set()
                 if self._conversations.get(met.peer) is conversation:
                     del self._conversations[met.peer]
         if session.error is not None:
             self._trouble(met.peer, session.error)
+
+
+class Lent(trio.abc.Listener[trio.SocketStream]):
+    """A listener that outlives the one it was given to: closing it does nothing."""
+
+    def __init__(self, listener: trio.SocketListener) -> None:
+        self._listener = listener
+
+    async def accept(self) -> trio.SocketStream:
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
 
 
 class _Conversation:
@@ -230,16 +271,37 @@ class _Conversation:
 
     def __init__(self, links: Links, met: Established, stream: trio.SocketStream, limits: LinkLimits) -> None:
         self.room = trio.Event()  # set when something was taken out of the queue, and at the end
+        self.idle = trio.Event()  # set when everything that was put has been written, and at the end
         self._links, self._stream, self._limits = links, stream, limits
         self._scope = trio.CancelScope()
         self._work = trio.Event()
+        self.posting = False  # a flush follows: the writer is not woken
+        self._writing = False  # it is the writer's turn, until all is out
+        self._rest = b""  # of a piece that the system did not take as a whole
         self.session: Session = links.open(met, trio.current_time(), self)  # may wake and cancel us already
 
     def wake(self) -> None:
-        self._work.set()
+        if not self.posting:
+            self._work.set()
+        if self.idle.is_set():
+            self.idle = trio.Event()
 
     def cancel(self) -> None:
         self._scope.cancel()
+
+    def flush(self) -> None:
+        """Write at once what waits, as far as the system takes it: the writer would do so a round of the loop later."""
+        self.posting = False
+        if not self._writing and not self.session.over:
+            piece = self.session.take(trio.current_time())
+            if piece:
+                self._made_room()
+                try:
+                    self._rest = piece[os.write(self._stream.socket.fileno(), piece) :]
+                except OSError:
+                    self._rest = piece  # full, or broken: the writer finds out
+                self._writing = bool(self._rest)
+        self._work.set() if self._writing or self.session.has_waiting else self.idle.set()
 
     async def run(self, rest: bytes) -> None:
         """Until the session is over; `rest` came with the handshake."""
@@ -273,19 +335,24 @@ class _Conversation:
     async def _write(self) -> None:
         session = self.session
         while not session.over:
-            piece = session.take(trio.current_time())
+            piece, self._rest = self._rest or session.take(trio.current_time()), b""
+            self._writing = bool(piece)
             if not piece:
+                self.idle.set()
                 self._work = trio.Event()
                 with trio.move_on_at(session.ping_due_s):
                     await self._work.wait()
                 continue
-            self.room.set()
-            self.room = trio.Event()
+            self._made_room()
             try:
                 with _translated(PeerSlow), trio.fail_after(self._limits.frame_s):
                     await self._stream.send_all(piece)
             except SessionLost as error:
                 session.end(error)
+
+    def _made_room(self) -> None:
+        self.room.set()
+        self.room = trio.Event()
 
 
 @contextmanager

@@ -275,8 +275,12 @@ class _Engine(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]
 class _PeerNode(Node):  # type: ignore[misc]
     """The library iterates over sets of nodes: their order must not depend on PYTHONHASHSEED."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._hash = zlib.crc32(name.encode())  # asked for some seventy times for each entry
+
     def __hash__(self) -> int:
-        return zlib.crc32(self.id.encode())
+        return self._hash
 
 
 class _Outbox(Transport):  # type: ignore[misc]

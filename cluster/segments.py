@@ -129,6 +129,20 @@ class Segments:
         segments._go_on(scan.newest_frame)
         return segments
 
+    @classmethod
+    def seen(cls, directory: str, *, disk: Disk = REAL_DISK) -> "Segments":
+        """What is durable now, to read and no more: nothing is locked or wiped, and a node may go on writing.
+
+        Raises as `open` does; a segment that is dropped meanwhile may look like damage, and another try finds it gone.
+        """
+        with failing(f"reading the journal in {directory}"):
+            require(directory, disk)
+            scan = Scan(directory, None, disk)
+            scan.run()
+            segments = cls(directory, scan.known_identity(), disk, SEGMENT_BYTES, scan.log)
+            segments.recovered = scan.log.outlined(scan.log.flush)
+            return segments
+
     @property
     def size_bytes(self) -> int:
         """What all segments take, zeros ahead left out."""

@@ -388,7 +388,7 @@ class Waiters:
         waiter = self._waiters[token]
         reply = unlogged_answer(view, waiter.envelope, time_ms)
         queue, group = view.queue(waiter.place[0]), view.group(*waiter.place)
-        if reply is None or queue is None or group is None or _is_due(view, queue, group, time_ms):
+        if reply is None or queue is None or group is None or is_due(view, queue, group, time_ms):
             self._propose(token, actions)
             return
         self._forget(token)
@@ -481,7 +481,8 @@ def _room(view: View, queue: QueueRow, group: GroupRow) -> int:
     return min(room, 1) if leases.cap_exceeded(view, group, policy) is not None else room
 
 
-def _is_due(view: View, queue: QueueRow, group: GroupRow, time_ms: int) -> bool:
+def is_due(view: View, queue: QueueRow, group: GroupRow, time_ms: int) -> bool:
+    """Whether something of the group has fallen due and is not folded yet (T3)."""
     due_ms = next_due_ms(view, queue, group)
     return due_ms is not None and due_ms <= time_ms
 

@@ -49,6 +49,12 @@ def decode_entry(index: int, data: bytes | memoryview) -> Entry:
     return Entry(index, stamp_ms, tuple(commands))
 
 
+def stamp_of(data: bytes | memoryview) -> int:
+    """The stamp of an entry, without reading the rest of it."""
+    _, stamp_ms, _ = _HEAD.unpack_from(data)
+    return int(stamp_ms)
+
+
 def _command_hash(view: memoryview, at: int, envelope: Envelope) -> int:
     """Hash of the command's own bytes: what stands behind the envelope's four fields, which may differ in a retry."""
     size = _LENGTHS.unpack_from(view, at)[0]

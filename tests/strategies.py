@@ -1,7 +1,7 @@
 """Hypothesis strategies for every value of the protocol, odd ones included.
 
 `COMMANDS`, `QUERIES` and `REPLIES` have one strategy for each member of their union, by type, so that a test
-can take one, some or all; `commands()`, `queries()` and `replies()` draw from all of them.
+can take one, some or all; `commands()`, `any_queries()` and `replies()` draw from all of them.
 """
 
 import struct
@@ -413,10 +413,17 @@ QUERIES: dict[type[Any], st.SearchStrategy[Any]] = {
         limit=pages,
         scan=scans,
     ),
+    q.NodeStatus: st.just(q.NodeStatus()),
+    q.HandOver: st.builds(q.HandOver, target=st.none() | st.sampled_from(["n1", "n2"])),
 }
 
 
 def queries() -> st.SearchStrategy[q.Query]:
+    """Those that the state answers."""
+    return st.one_of(*(strategy for kind, strategy in QUERIES.items() if kind not in (q.NodeStatus, q.HandOver)))
+
+
+def any_queries() -> st.SearchStrategy[q.AnyQuery]:
     return st.one_of(*QUERIES.values())
 
 
@@ -559,6 +566,30 @@ REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
         versions=st.lists(st.tuples(numbers(), numbers()), max_size=10).map(tuple),
         next_version=optional(numbers()),
     ),
+    r.NodeDescribed: st.builds(
+        r.NodeDescribed,
+        node=words,
+        cluster_id=words,
+        address=words,
+        role=st.sampled_from(get_args(r.Role)),
+        term=numbers(),
+        leader=optional(words),
+        leader_address=optional(words),
+        applied=numbers(),
+        committed=numbers(),
+        last=numbers(),
+        time_ms=numbers(),
+        fsync=st.sampled_from(get_args(r.Fsync)),
+        pid=numbers(),
+        members=rows(
+            r.MemberDescribed,
+            name=words,
+            client_address=optional(words),
+            voter=st.booleans(),
+            connected=st.booleans(),
+            lag=optional(numbers()),
+        ),
+    ),
 }
 
 
@@ -594,7 +625,7 @@ from_clients = st.one_of(
     st.builds(
         Inquiry,
         request_id=numbers(),
-        query=queries(),
+        query=any_queries(),
         log=logs,
         stale=st.booleans(),
         min_index=numbers(),

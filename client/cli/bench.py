@@ -1,17 +1,24 @@
-"""`holdfast bench apply`: what the rules cost on this machine, beside the floor that the store sets.
+"""`holdfast bench`: what a cluster does on this machine, and what the rules alone cost, beside what is wanted.
 
-The works are in `holdfast.storage.bench`; this file gives them a clock, a directory and a fresh process, and prints.
+The works on a cluster are in `bench_works.py` and `bench_faults.py`, those of `apply`, the state machine alone, in
+`holdfast.storage.bench`; this file reads the command line, gives them what they need, and prints.
 """
 
 import argparse
+import contextlib
+import importlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from holdfast.client.cli.arguments import count, size_bytes
+from holdfast.client.protocol.errors import Misuse
 
 QUICK = 50  # how many times smaller the stores of --quick are
 
@@ -19,8 +26,17 @@ Figures = dict[str, Any]
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("bench", help="measure the state machine alone")
-    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure a cluster, or the state machine alone",
+        description="Every work but `apply` runs on a cluster that it starts itself, with fsync on, and removes again.",
+    )
+    kinds = parser.add_subparsers(metavar="WORK", required=True)
+    for name, (module, help, options) in WORKS.items():
+        work = kinds.add_parser(name, help=help, description=f"{help[:1].upper()}{help[1:]}.")
+        for flag, option in {**SHARED, **options}.items():
+            work.add_argument(flag, **option)
+        work.set_defaults(run=run, what=name, module=module)
     apply = kinds.add_parser(
         "apply",
         help="messages a second through produce, lease and ack, and how flat their cost is",
@@ -40,7 +56,106 @@ def add_parser(subparsers: Any) -> None:
     opened.set_defaults(run=run, what="open")
 
 
+def _several(text: str) -> list[int]:
+    return [count(part) for part in text.split(",")]
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "--nodes": {"type": count, "default": 3, "metavar": "N", "help": "how many (default 3)"},
+    "--seconds": {"type": float, "default": 5.0, "metavar": "S", "help": "of each measurement (default 5)"},
+    "--payload": {"type": size_bytes, "default": 256, "metavar": "BYTES", "help": "of a message (default 256)"},
+    "--directory": {"type": Path, "metavar": "DIR", "help": "where the data is made and removed (default: temporary)"},
+    "--json": {"action": "store_true", "help": "one object for each line of figures"},
+}
+_REPEAT = {"--repeat": {"type": count, "default": 1, "metavar": "N", "help": "measure so often (default 1)"}}
+
+
+def _in_flight(default: int) -> dict[str, Any]:
+    return {"type": count, "default": default, "metavar": "N", "help": f"requests open at a time (default {default})"}
+
+
+def _rounds(default: int) -> dict[str, Any]:
+    return {"type": count, "default": default, "metavar": "N", "help": f"(default {default})"}
+
+
+_BATCH = {"type": _several, "default": [100, 1_000], "metavar": "N,…", "help": "messages in a request (100,1000)"}
+
+NEEDS_OTHERS = ("one_down", "failover", "heal")
+
+# Name: the module that has it, what it measures, the flags beside those that all share.
+WORKS: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
+    "latency": ("bench_works", "one message at a time: until its confirm, and until a waiting consumer has it", {}),
+    "produce_single": (
+        "bench_works",
+        "producers that each send one message and wait for it",
+        {
+            "--in-flight": _in_flight(16),
+            "--connections": {"type": count, "metavar": "N", "help": "that share these (default: one for each)"},
+            **_REPEAT,
+        },
+    ),
+    "produce_batch": (
+        "bench_works",
+        "one producer of whole batches",
+        {"--batch": _BATCH, "--in-flight": _in_flight(4), **_REPEAT},
+    ),
+    "consume_ack": (
+        "bench_works",
+        "one consumer of a full queue: lease, ack, and again",
+        {
+            "--batch": _BATCH,
+            "--in-flight": _in_flight(1),
+            "--messages": {"type": count, "default": 300_000, "metavar": "N", "help": "before it begins (300000)"},
+        },
+    ),
+    "mixed": (
+        "bench_works",
+        "producers and consumers at the same time",
+        {
+            "--in-flight": _in_flight(16),
+            "--consumers": {"type": count, "default": 4, "metavar": "N", "help": "that lease and ack (default 4)"},
+            **_REPEAT,
+        },
+    ),
+    "one_down": (
+        "bench_works",
+        "producers without one follower, as a ratio to the whole cluster",
+        {"--in-flight": _in_flight(16), "--rounds": _rounds(3)},
+    ),
+    "failover": (
+        "bench_faults",
+        "the leader goes under load: how long it is silent, and what was lost",
+        {
+            "--rounds": _rounds(20),
+            "--how": {
+                "choices": ("kill", "stop", "transfer"),
+                "default": "kill",
+                "help": "kill -9 (default), SIGSTOP, or a planned end that hands leadership over",
+            },
+        },
+    ),
+    "heal": (
+        "bench_faults",
+        "a cut-off leader with entries that nobody else has: until it is level again",
+        {
+            "--entries": {"type": count, "default": 10_000, "metavar": "N", "help": "of 1 KiB (default 10000)"},
+            "--rounds": _rounds(1),
+        },
+    ),
+    "backlog": (
+        "bench_faults",
+        "memory, restart and cost of a request beside many waiting messages",
+        {
+            "--messages": {"type": _several, "default": [1_000, 1_000_000], "metavar": "N,…", "help": "(1000,1000000)"},
+            "--full": {"action": "store_true", "help": "ten million as well; needs about 25 GB of disk"},
+        },
+    ),
+}
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.what in WORKS:
+        return _run_on_cluster(args)
     if args.what == "open":
         print(json.dumps(open_here(args.directory)))
         return 0
@@ -48,6 +163,51 @@ def run(args: argparse.Namespace) -> int:
     show: Callable[[Figures], None] = (lambda figures: print(json.dumps(figures), flush=True)) if args.json else Table()
     clock = time.process_time_ns if args.cpu else time.perf_counter_ns
     return measure(args.only, divisor, clock, args.directory, show)
+
+
+def _run_on_cluster(args: argparse.Namespace) -> int:
+    """One work on a cluster of its own; SIGTERM ends it as Ctrl-C does, so that no node is left behind."""
+    from holdfast.client.cli.bench_load import STAMP
+
+    if args.payload < STAMP.size:
+        raise Misuse(f"--payload is {args.payload}; at least {STAMP.size} bytes are needed, which say who sent it when")
+    if args.nodes == 1 and args.what in NEEDS_OTHERS:
+        raise Misuse(f"{args.what} needs at least 3 nodes")
+    if getattr(args, "full", False):
+        args.messages = [*args.messages, 10_000_000]
+    work: Callable[[argparse.Namespace], Iterator[Figures]] = getattr(
+        importlib.import_module(f"holdfast.client.cli.{args.module}"), args.what
+    )
+    with _ended_by(signal.SIGTERM):
+        for figures in work(args):
+            told = {"work": args.what, "nodes": args.nodes, **figures}
+            print(json.dumps(told), flush=True) if args.json else print_figures(told)
+    return 0
+
+
+@contextlib.contextmanager
+def _ended_by(number: signal.Signals) -> Iterator[None]:
+    former = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, former)
+
+
+def print_figures(figures: Figures) -> None:
+    """One figure a line, and what is wanted beside it."""
+    wanted = figures["wanted"]
+    for name, value in figures.items():
+        if name != "wanted":
+            beside = f"   wanted {_bound(name, wanted[name])}" if name in wanted else ""
+            shown = f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+            print(f"{name:<24} {shown!s:>14}{beside}")
+    print(flush=True)
+
+
+def _bound(name: str, number: float) -> str:
+    """Rates and ratios are to be reached, all else is not to be passed."""
+    return f"{'>=' if name in ('messages_per_s', 'ratio') else '<='} {number:,}"
 
 
 def measure(

@@ -7,37 +7,77 @@ inside `run`, so that `holdfast --version` stays quick.
 
 import argparse
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Final
+from typing import Final, NoReturn
 
+from holdfast.client.cli.arguments import WrongUsage
+from holdfast.client.cli.output import print_error
 from holdfast.client.protocol.errors import HoldfastError, InvariantBroken, Misuse, Refused
 
 DONE: Final = 0
 REFUSED: Final = 1
 WRONG_USAGE: Final = 2  # argparse exits with the same number
 UNAVAILABLE: Final = 3  # or indeterminate: the answer, if any, was not seen
+INTERRUPTED: Final = 130  # as a shell says it of SIGINT
+PIPE_CLOSED: Final = 141  # and of SIGPIPE
 
-NOUNS: Final[tuple[str, ...]] = ("bench", "demo")
+NOUNS: Final[tuple[str, ...]] = (
+    "serve",
+    "up",
+    "status",
+    "queue",
+    "group",
+    "produce",
+    "consume",
+    "dead",
+    "explain",
+    "stats",
+    "peek",
+    "read",
+    "history",
+    "cancel",
+    "reschedule",
+    "producer",
+    "node",
+    "bench",
+    "demo",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and give its exit code; argparse exits by itself on wrong usage."""
-    args = parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = args.run
+    """Run one command line and give its exit code; only --help and --version exit by themselves."""
+    given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in given  # until it is parsed: wrong usage is told in the way that was asked for
     try:
-        return run(args)
-    except InvariantBroken:
-        raise  # our own bug: the traceback is the message
+        args = parser().parse_args(given)
+        as_json = getattr(args, "json", False)
+        run: Callable[[argparse.Namespace], int] = args.run
+        code = run(args)
+        sys.stdout.flush()  # while a closed pipe can still be told from success
+        return code
     except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        if isinstance(error, InvariantBroken):
+            traceback.print_exc()  # a bug of ours, or damage: whoever reports it needs to say where
+        if isinstance(error, WrongUsage) and not as_json:
+            print(error.usage, file=sys.stderr)
+        print_error(error, as_json)
         return exit_code(error)
+    except BrokenPipeError:
+        # Whoever read our output has gone; what is left of it would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        print("holdfast: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line: every noun of NOUNS has added its own part."""
-    result = argparse.ArgumentParser(prog="holdfast", description="A replicated message queue.")
+    result = Parser(prog="holdfast", description="A replicated message queue.")
     result.add_argument("--version", action="version", version=f"holdfast {version('holdfast')}")
     subparsers = result.add_subparsers(metavar="COMMAND", required=True)
     for noun in NOUNS:
@@ -54,3 +94,16 @@ def exit_code(error: HoldfastError) -> int:
             return REFUSED
         case _:
             return UNAVAILABLE
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that wrong usage too is an object with --json.
+
+    Abbreviated flags are refused: a script that uses one breaks on the day another flag begins alike.
+    """
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise WrongUsage(message, usage=self.format_usage().strip())

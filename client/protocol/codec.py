@@ -13,6 +13,7 @@ what *we* wrote, and a batch is hashed over its columns and its body.
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgpack
@@ -28,6 +29,7 @@ from holdfast.client.protocol.limits import (
     U32_MAX,
     U63_MAX,
     UNSCANNED_BYTES,
+    UNSCANNED_ELEMENTS,
 )
 from holdfast.client.protocol.messages import (
     NO_REQUEST,
@@ -38,7 +40,7 @@ from holdfast.client.protocol.messages import (
     Request,
     Unusable,
 )
-from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.queries import AnyQuery
 from holdfast.client.protocol.replies import Answer, DeadRow
 from holdfast.client.protocol.values import Place, SessionId
 
@@ -54,7 +56,7 @@ _PREFIX = struct.Struct(">II")
 def encode_command(command: Command) -> tuple[bytes, Buffer]:
     """Header and body as a client sends them, without `content_hash`. Raises BadValue for what has no form."""
     parts: list[Buffer] = []
-    return _pack(_WIRE_DUMPERS[type(command)](command, parts)), _join(parts)
+    return pack(_WIRE_DUMPERS[type(command)](command, parts)), _join(parts)
 
 
 def decode_command(header: Buffer, body: Buffer) -> Command:
@@ -62,18 +64,18 @@ def decode_command(header: Buffer, body: Buffer) -> Command:
     return command
 
 
-def encode_query(query: Query) -> tuple[bytes, Buffer]:
-    return _pack(_QUERY_DUMPERS[type(query)](query, [])), b""
+def encode_query(query: AnyQuery) -> tuple[bytes, Buffer]:
+    return pack(_QUERY_DUMPERS[type(query)](query, [])), b""
 
 
-def decode_query(header: Buffer, body: Buffer = b"") -> Query:
-    query: Query = _load(_QUERY_LOADERS, _unpack(header, ELEMENTS_MAX), 0, body)
+def decode_query(header: Buffer, body: Buffer = b"") -> AnyQuery:
+    query: AnyQuery = _load(_QUERY_LOADERS, _unpack(header, ELEMENTS_MAX), 0, body)
     return query
 
 
 def encode_answer(answer: Answer) -> tuple[bytes, Buffer]:
     parts: list[Buffer] = []
-    return _pack(_dump_answer(answer, parts)), _join(parts)
+    return pack(_dump_answer(answer, parts)), _join(parts)
 
 
 def decode_answer(header: Buffer, body: Buffer) -> Answer:
@@ -90,7 +92,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
     fields = _LOG_DUMPERS[type(command)](command, parts)
     head = (envelope.principal, envelope.session, envelope.request_seq, envelope.done_below)
     _check_head(head, BadValue, field="envelope")
-    header = _pack(head + fields)
+    header = pack(head + fields)
     return b"".join((_PREFIX.pack(len(header), sum(map(len, parts))), header, *parts))
 
 
@@ -155,7 +157,7 @@ def encode_message(message: FromClient | FromNode) -> tuple[bytes, list[Buffer]]
             fields = (tags.ANSWERED, message.request_id, *_dump_answer(message.answer, parts))
         case other:
             fields = _FRAME_DUMPERS[type(other)](other, parts)
-    return _pack(fields), parts
+    return pack(fields), parts
 
 
 def decode_from_client(header: Buffer, body: Buffer) -> FromClient | Unusable:
@@ -218,7 +220,8 @@ def _kind(fields: Fields) -> int:
 # msgpack ----------------------------------------------------------------------------------------------
 
 
-def _pack(fields: tuple[Any, ...]) -> bytes:
+def pack(fields: tuple[Any, ...]) -> bytes:
+    """One array. Raises BadValue for what has no form."""
     try:
         return bytes(msgpack.packb(fields))
     except UnicodeEncodeError:
@@ -237,6 +240,40 @@ def _unpack(header: Buffer, elements_max: int) -> Fields:
         raise BadFrame(problem=f"a header cannot be read: {type(error).__name__}: {error}"[:200]) from None
     if type(fields) is not tuple:
         raise BadFrame(problem="a header is not an array")
+    return fields
+
+
+def unpack_flat(data: Buffer, elements_max: int) -> Fields:
+    """One array of scalars, for messages between nodes: any container inside is refused, or left in if it is small.
+
+    Raises BadFrame. Inside a short array none may claim more than that one has, so it needs no scan: 2 MiB at worst.
+    """
+    mark = data[0] if len(data) else 0
+    length_bytes = 0 if 0x90 <= mark <= 0x9F else _ARRAY_LENGTH_BYTES.get(mark)
+    if length_bytes is None:
+        raise BadFrame(problem="what came is not an array")
+    count = int.from_bytes(data[1 : 1 + length_bytes], "big") if length_bytes else mark & 0x0F
+    if count > elements_max:
+        raise BadFrame(problem=f"an array of {count} elements; up to {elements_max} are allowed")
+    try:
+        if count > UNSCANNED_ELEMENTS:
+            return _unpack_scalars(memoryview(data)[1 + length_bytes :], count)
+        fields: Fields = msgpack.unpackb(
+            data, use_list=False, max_array_len=count, max_map_len=0, max_ext_len=0, ext_hook=_refuse_ext
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise BadFrame(problem=f"an array cannot be read: {type(error).__name__}: {error}"[:200]) from None
+    return fields
+
+
+def _unpack_scalars(data: memoryview, count: int) -> Fields:
+    unpacker = msgpack.Unpacker(
+        read_size=1, max_buffer_size=len(data), max_array_len=0, max_map_len=0, max_ext_len=0, ext_hook=_refuse_ext
+    )
+    unpacker.feed(data)
+    fields = tuple(islice(unpacker, count))
+    if len(fields) != count or unpacker.tell() != len(data):  # it stops in silence where the bytes do
+        raise ValueError("it has another length than it says")
     return fields
 
 
@@ -261,6 +298,7 @@ def _fixed_size(mark: int) -> int:
 
 
 _FIXED_SIZES = tuple(map(_fixed_size, range(256)))
+_ARRAY_LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 
 

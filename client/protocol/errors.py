@@ -388,6 +388,12 @@ class LeaseTooLong(Refused):
     limit: int
 
 
+class NotHandedOver(Refused):
+    code = 237
+    text = "leadership stays where it is: {problem}"
+    problem: str
+
+
 # Unavailable -------------------------------------------------------------------------------------------
 
 
@@ -414,6 +420,13 @@ class ConnectFailed(Unavailable):
     code = 304
     text = "no node answered at {addresses}"
     addresses: str
+
+
+class BehindIndex(Unavailable):
+    code = 305
+    text = "this node has applied {applied}, and {min_index} was asked for; retry, or ask another node"
+    applied: int
+    min_index: int
 
 
 # Indeterminate -----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ DEPTH_MAX = 4  # nesting of a header: no value of ours needs more
 ELEMENTS_MAX = 20_000  # array and map elements of one header, so that a small frame cannot become a big heap
 REPLY_ELEMENTS_MAX = 250_000  # the same for a node's reply: a page of 10,000 dead rows or history rows fits
 UNSCANNED_BYTES = 1_024  # a header up to here is small whatever it claims: 3 MiB at worst, and soon refused
+UNSCANNED_ELEMENTS = 256  # an array between nodes up to here likewise: as many again at each of 1,024 levels
 
 SETTLE_RANGES = 65_536  # S2
 VERSION_RANGES = 10_000  # ranges in a Cancel, Reschedule, Redrive or Extend

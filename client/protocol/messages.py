@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.commands import Command
 from holdfast.client.protocol.errors import BadValue, HoldfastError, Misuse, VersionUnsupported
-from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.queries import AnyQuery
 from holdfast.client.protocol.replies import Answer
 from holdfast.client.protocol.values import NO_SESSION, THE_LOG, LogId, SessionId, check_range, check_text
 
@@ -62,7 +62,7 @@ class Inquiry:
     """A query; `stale` asks this node whatever it leads, at or after the applied index `min_index` (Q1)."""
 
     request_id: int
-    query: Query
+    query: AnyQuery
     log: LogId = THE_LOG
     stale: bool = False
     min_index: int = 0

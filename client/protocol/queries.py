@@ -1,4 +1,4 @@
-"""Requests that change nothing. A node answers them from its state at one applied index (Q1)."""
+"""Requests that change nothing. A node answers a `Query` from its state at one applied index (Q1)."""
 
 from dataclasses import dataclass
 
@@ -165,6 +165,11 @@ class FindByKey:
         check_range("scan", self.scan, 1, SCAN_MAX)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """Who are you, and how do you do? Each node answers for itself, whoever leads; its state is not asked."""
+
+
 Query = (
     DescribeQueue
     | ListQueues
@@ -179,3 +184,18 @@ Query = (
     | History
     | FindByKey
 )
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Let another voter lead: the one named, or the one that has most of the log. The leader answers when it is so."""
+
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            check_text("target", self.target, limits.NAME_BYTES)
+
+
+LeaderQuery = Query | HandOver  # what is asked of the leader, and asked again where that is then
+AnyQuery = LeaderQuery | NodeStatus  # what an Inquiry may carry

@@ -1,6 +1,7 @@
 """Answers. `Answer` puts a reply beside its place in the log, refusals too (Q2)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from holdfast.client.protocol.errors import HoldfastError
 from holdfast.client.protocol.values import (
@@ -318,6 +319,44 @@ class VersionsFound:
     next_version: int | None
 
 
+# A node about itself -----------------------------------------------------------------------------------
+
+
+Role = Literal["leader", "follower", "candidate", "learner"]
+Fsync = Literal["always", "os"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescribed:
+    """A member of the cluster as the answering node sees it, itself included."""
+
+    name: str
+    client_address: str | None  # none where this node has not been told yet
+    voter: bool
+    connected: bool
+    lag: int | None  # entries that it lacks of the leader's log; only the leader knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescribed:
+    """`applied <= committed <= last` are indexes of its log; `leader` is whom it takes for the leader of `term`."""
+
+    node: str
+    cluster_id: str
+    address: str  # where it serves clients
+    role: Role
+    term: int
+    leader: str | None
+    leader_address: str | None
+    applied: int
+    committed: int
+    last: int
+    time_ms: int
+    fsync: Fsync
+    pid: int
+    members: tuple[MemberDescribed, ...]
+
+
 Reply = (
     Failed
     | Done
@@ -346,6 +385,7 @@ Reply = (
     | TxnDescribed
     | HistoryListed
     | VersionsFound
+    | NodeDescribed
 )
 
 # Values that stand inside replies and have a place in the codec of their own.
@@ -358,6 +398,7 @@ Inner = (
     | ReaderDescribed
     | DeadRow
     | HistoryRow
+    | MemberDescribed
     | Backoff
 )
 

@@ -6,7 +6,7 @@ are part of the format. `docs/protocol.md` shows this table to people, and a tes
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from holdfast.client.protocol import commands, messages, queries, replies
 from holdfast.client.protocol.limits import U32_MAX, U63_MAX
@@ -31,6 +31,11 @@ class Kind:
 
 def number(low: int, high: int, name: str) -> Kind:
     return Kind(name, f"type({{v}}) is not int or not {low} <= {{v}} <= {high}")
+
+
+def word(*words: str) -> Kind:
+    """One of a few texts."""
+    return Kind(" or ".join(f'"{each}"' for each in words), f"type({{v}}) is not str or {{v}} not in {words!r}")
 
 
 def optional(kind: Kind) -> Kind:
@@ -86,6 +91,8 @@ QUEUE_CHANGES = Kind("settings", NO_MAP, "load_changes({v}, QUEUE_SETTINGS)", "d
 GROUP_CHANGES = replace(QUEUE_CHANGES, load="load_changes({v}, GROUP_SETTINGS)")
 PARTS = Kind("parts", NO_ARRAY, "load_parts({v})", "dump_parts({x})")
 ERROR = Kind("error", NO_ARRAY, "load_error({v})", "dump_error({x})")
+ROLE = word(*get_args(replies.Role))
+FSYNC = word(*get_args(replies.Fsync))
 VERSIONS = Kind("array of u32, u32", NO_ARRAY, "load_versions({v})", "tuple({x})")
 
 COLUMNS = Kind("columns", "", batch=True, body=True)  # eight fields: those of COLUMN_FIELDS
@@ -231,6 +238,8 @@ QUERIES: dict[int, Form] = {
     73: form(queries.TxnStatus, txn=TXN),
     74: form(queries.History, queue_id=NUMBER, from_seq=NUMBER, limit=NUMBER),
     75: form(queries.FindByKey, queue_id=NUMBER, key=BYTES, from_version=NUMBER, limit=NUMBER, scan=NUMBER),
+    76: form(queries.NodeStatus),
+    77: form(queries.HandOver, target=optional(TEXT)),
 }
 
 REPLIES: dict[int, Form] = {
@@ -303,6 +312,23 @@ REPLIES: dict[int, Form] = {
     ),
     121: form(replies.HistoryListed, rows=rows("HistoryRow"), next_seq=optional(NUMBER)),
     122: form(replies.VersionsFound, versions=PAIRS, next_version=optional(NUMBER)),
+    123: form(
+        replies.NodeDescribed,
+        node=TEXT,
+        cluster_id=TEXT,
+        address=TEXT,
+        role=ROLE,
+        term=NUMBER,
+        leader=optional(TEXT),
+        leader_address=optional(TEXT),
+        applied=NUMBER,
+        committed=NUMBER,
+        last=NUMBER,
+        time_ms=NUMBER,
+        fsync=FSYNC,
+        pid=NUMBER,
+        members=rows("MemberDescribed"),
+    ),
 }
 
 # Rows inside a reply: where one stands tells what it is, so they need no tag.
@@ -341,6 +367,14 @@ ROWS: dict[str, Form] = {
         lease_id=NUMBER,
         consumer_id=TEXT,
         error=TEXT,
+    ),
+    "MemberDescribed": form(
+        replies.MemberDescribed,
+        name=TEXT,
+        client_address=optional(TEXT),
+        voter=FLAG,
+        connected=FLAG,
+        lag=optional(NUMBER),
     ),
 }
 

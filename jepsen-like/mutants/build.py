@@ -17,7 +17,7 @@ from typing import Literal
 from holdfast.jepsen.mutants.mutant import Mutant
 
 PACKAGES = {"client": "client", "storage": "storage", "cluster": "cluster", "jepsen": "jepsen-like"}
-TIMEOUT_S = 180.0  # far more than all named tests take without a defect: what is not done then hangs
+TIMEOUT_S = 600.0  # far more than all named tests take without a defect: what is not done then hangs
 _IMPORTS = "import holdfast.storage.machine as machine; print(machine.__file__)"
 
 Outcome = Literal["caught", "survived", "broken"]

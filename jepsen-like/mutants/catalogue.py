@@ -9,6 +9,7 @@ from holdfast.jepsen.mutants.mutant import Mutant
 from holdfast.jepsen.mutants.produce import PRODUCE_MUTANTS
 from holdfast.jepsen.mutants.raft import RAFT_MUTANTS
 from holdfast.jepsen.mutants.settle import SETTLE_MUTANTS
+from holdfast.jepsen.mutants.simulated import SIMULATED_MUTANTS
 from holdfast.jepsen.mutants.time import TIME_MUTANTS
 from holdfast.jepsen.mutants.together import TOGETHER_MUTANTS
 
@@ -23,4 +24,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TOGETHER_MUTANTS,
     *BYTES_MUTANTS,
     *RAFT_MUTANTS,
+    *SIMULATED_MUTANTS,
 )

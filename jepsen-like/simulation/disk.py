@@ -1,49 +1,96 @@
-"""A node's disk in memory: what was written stays, and a power cut may tear the write that it meets."""
+"""A node's disk in memory: what was synced stays, what was only written may be lost, torn or reordered by a power cut.
 
-from dataclasses import dataclass, field
+A process that is killed loses nothing that it wrote. Names live apart from contents: a new one is durable once its
+directory is synced.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+SECTOR_BYTES = 512
+
+Names = dict[str, "_Content"]
 
 
-@dataclass
-class MemoryFile:
-    disk: "MemoryDisk"
-    data: bytearray = field(default_factory=bytearray)
+class _Content:
+    """What processes see, what is on the platter, and the writes between the two."""
 
-    def pread(self, size: int, offset: int) -> bytes:
-        return bytes(self.data[offset : offset + size])
+    def __init__(self) -> None:
+        self.seen = bytearray()
+        self._platter = bytearray()
+        self._unsynced: list[tuple[int, bytes]] = []
 
-    def pwrite(self, data: bytes, offset: int) -> None:
-        kept = self.disk.allow(len(data))
-        if offset > len(self.data):
-            self.data.extend(bytes(offset - len(self.data)))
-        self.data[offset : offset + kept] = data[:kept]
-        if kept < len(data):
-            raise OSError("the power went")
+    def write(self, data: bytes, offset: int) -> None:
+        _overwrite(self.seen, data, offset)
+        self._unsynced.append((offset, data))
 
     def sync(self) -> None:
-        self.disk.allow(0)
+        for offset, data in self._unsynced:
+            _overwrite(self._platter, data, offset)
+        self._unsynced.clear()
+
+    def lose(self, rng: Random) -> int:
+        """The power goes: of every write some sectors came through, or all, or none. How many bytes did not."""
+        lost = 0
+        for offset, data in self._unsynced:
+            chance = rng.choice((0.0, 0.0, 0.5, 1.0))
+            for at in range(0, len(data), SECTOR_BYTES):
+                sector = data[at : at + SECTOR_BYTES]
+                if rng.random() < chance:
+                    _overwrite(self._platter, sector, offset + at)
+                else:
+                    lost += len(sector)
+        self._unsynced.clear()
+        self.seen = self._platter.copy()
+        return lost
+
+
+def _overwrite(content: bytearray, data: bytes, offset: int) -> None:
+    if offset > len(content):
+        content.extend(bytes(offset - len(content)))
+    content[offset : offset + len(data)] = data
+
+
+class MemoryFile:
+    def __init__(self, disk: "MemoryDisk", content: _Content) -> None:
+        self._disk, self._content = disk, content
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return bytes(self._content.seen[offset : offset + size])
+
+    def pwrite(self, data: bytes, offset: int) -> None:
+        kept = self._disk.allow(len(data))
+        self._content.write(data[:kept], offset)
+        if kept < len(data):
+            raise OSError("the process is gone")
+
+    def sync(self) -> None:
+        self._disk.allow(0)
+        self._content.sync()
 
     def size(self) -> int:
-        return len(self.data)
+        return len(self._content.seen)
 
     def close(self) -> None:
         pass
 
 
-@dataclass
 class MemoryLock:
-    disk: "MemoryDisk"
-    path: str
+    def __init__(self, disk: "MemoryDisk", path: str) -> None:
+        self._disk, self._path = disk, path
 
     def close(self) -> None:
-        self.disk.locked.discard(self.path)
+        self._disk.locked.discard(self._path)
 
 
 class MemoryDisk:
-    """The journal's `Disk`. After `cut_after(n)` only n more bytes reach it; everything then fails until `restore`."""
+    """The journal's `Disk`. After `cut_after(n)` only n more bytes are written; all then fails until `restore`."""
 
     def __init__(self) -> None:
-        self.files: dict[str, MemoryFile] = {}
         self.locked: set[str] = set()
+        self._names: Names = {}
+        self._durable_names: Names = {}
+        self._renamings: list[Callable[[Names], None]] = []
         self._left: int | None = None
 
     def cut_after(self, size_bytes: int) -> None:
@@ -52,12 +99,21 @@ class MemoryDisk:
     def restore(self) -> None:
         self._left = None
 
+    def lose_power(self, rng: Random) -> int:
+        """What was not synced is gone but for what `rng` lets through; how many bytes are."""
+        for renaming in self._renamings:
+            if rng.random() < 0.5:
+                renaming(self._durable_names)
+        self._renamings.clear()
+        self._names = dict(self._durable_names)
+        return sum(content.lose(rng) for content in self._names.values())
+
     def allow(self, size_bytes: int) -> int:
         """How much of a write comes through."""
         if self._left is None:
             return size_bytes
         if self._left < 0:
-            raise OSError("the power is off")
+            raise OSError("the process is gone")
         kept = min(size_bytes, self._left)
         self._left = -1 if size_bytes > self._left else self._left - size_bytes
         return kept
@@ -66,29 +122,44 @@ class MemoryDisk:
         pass
 
     def names(self, directory: str) -> list[str]:
-        return sorted(path.rsplit("/", 1)[1] for path in self.files if path.rsplit("/", 1)[0] == directory)
+        return sorted(path.rsplit("/", 1)[1] for path in self._names if path.rsplit("/", 1)[0] == directory)
 
     def create(self, path: str) -> MemoryFile:
-        self.allow(0)
-        file = self.files[path] = MemoryFile(self)
-        return file
+        content = _Content()
+        self._rename(lambda names: names.__setitem__(path, content))
+        return MemoryFile(self, content)
 
     def open(self, path: str) -> MemoryFile:
-        return self.files[path]
+        return MemoryFile(self, self._names[path])
 
     def rename(self, path: str, new_path: str) -> None:
-        self.allow(0)
-        self.files[new_path] = self.files.pop(path)
+        content = self._names[path]
+
+        def move(names: Names) -> None:
+            names.pop(path, None)
+            names[new_path] = content
+
+        self._rename(move)
 
     def unlink(self, path: str) -> None:
-        self.allow(0)
-        del self.files[path]
+        def remove(names: Names) -> None:
+            names.pop(path, None)
+
+        self._rename(remove)
 
     def sync_directory(self, directory: str) -> None:
         self.allow(0)
+        for renaming in self._renamings:
+            renaming(self._durable_names)
+        self._renamings.clear()
 
     def lock(self, path: str) -> MemoryLock:
         if path in self.locked:
             raise BlockingIOError(f"{path} is locked")
         self.locked.add(path)
         return MemoryLock(self, path)
+
+    def _rename(self, renaming: Callable[[Names], None]) -> None:
+        self.allow(0)
+        renaming(self._names)
+        self._renamings.append(renaming)

@@ -20,7 +20,14 @@ FAULTS = (
     "slow disk",
     "hanging disk",
     "pause",
+    "clock jump",
+    "lost connections",
+    "clients cut off",
+    "client killed",
 )
+# What no client notices: the rest of the promises must hold to the second.
+HARMLESS = frozenset({"clock jump"})
+JUMP_MS = 3_600_000
 
 
 class Nemesis:
@@ -30,6 +37,7 @@ class Nemesis:
         self._simulation = simulation
         self._rng = rng
         self._enabled = enabled
+        self.is_harmless = set(enabled) <= HARMLESS
         self._stopped = False
         self._acts: dict[str, Callable[[], None]] = {
             "kill": lambda: self._crash(power=False),
@@ -44,6 +52,10 @@ class Nemesis:
             "slow disk": lambda: self._slow_disk(self._rng.choice((20.0, 100.0))),
             "hanging disk": lambda: self._slow_disk(1_000.0),
             "pause": self._pause,
+            "clock jump": self._jump,
+            "lost connections": self._lose_connections,
+            "clients cut off": self._cut_clients_off,
+            "client killed": self._simulation.replace_client,
         }
 
     def start(self) -> None:
@@ -126,3 +138,18 @@ class Nemesis:
         host = self._rng.choice(self._simulation.hosts)
         if host.up:
             host.pause(2 * self._rng.random())
+
+    def _jump(self) -> None:
+        """Wall clocks are set, forward or back, on some of the nodes or on all of them (T2)."""
+        hosts = self._simulation.hosts
+        for host in self._rng.sample(hosts, self._rng.choice((1, 1, 2, len(hosts))) % (len(hosts) + 1)):
+            host.wall_error_ms = self._rng.randint(-JUMP_MS, JUMP_MS)
+
+    def _lose_connections(self) -> None:
+        self._rng.choice(self._simulation.clients).shell.drop_connections()
+
+    def _cut_clients_off(self) -> None:
+        """One node goes on among its peers, and hears nothing of its clients, nor they of it."""
+        simulation = self._simulation
+        simulation.wires.cut_off(self._rng.choice(simulation.logs))
+        simulation.scheduler.after(2 * self._rng.random(), lambda: simulation.wires.heal(simulation.logs))

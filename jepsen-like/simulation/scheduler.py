@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 START_S = 1_000.0
+START_WALL_MS = 1_700_000_000_000
 
 
 @dataclass(slots=True)
@@ -27,9 +28,17 @@ class Scheduler:
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
 
+    @property
+    def wall_ms(self) -> int:
+        """What a wall clock shows that nobody has set wrong."""
+        return START_WALL_MS + int((self.now_s - START_S) * 1_000)
+
     def after(self, delay_s: float, action: Callable[[], object]) -> None:
+        self.at(self.now_s + delay_s, action)
+
+    def at(self, when_s: float, action: Callable[[], object]) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._count, action))
+        heapq.heappush(self._heap, (when_s, self._count, action))
 
     def run(self, seconds: float) -> None:
         end_s = self.now_s + seconds

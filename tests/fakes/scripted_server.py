@@ -4,6 +4,7 @@ One entry for each request, no log, no disk, no second replica. Several servers 
 state; a test says who leads. Faults are lined up by the kind of command or query that they are to meet.
 """
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -29,9 +30,9 @@ from holdfast.client.protocol.messages import (
     Welcome,
     choose_version,
 )
-from holdfast.client.protocol.queries import Query, Stats
-from holdfast.client.protocol.replies import Answer, GroupStats, Leased
-from holdfast.client.protocol.values import LOCAL_PRINCIPAL, NO_SESSION, QueueId
+from holdfast.client.protocol.queries import NodeStatus, Query, Stats
+from holdfast.client.protocol.replies import Answer, Fsync, GroupStats, Leased, MemberDescribed, NodeDescribed
+from holdfast.client.protocol.values import LOCAL_PRINCIPAL, NO_SESSION, Place, QueueId
 from holdfast.storage import machine, views
 from holdfast.storage.entry import decode_entry, encode_entry
 from holdfast.storage.memory_store import MemoryStore
@@ -94,6 +95,11 @@ class Brain:
             with self._store.read() as txn:
                 return views.answer(txn, query)
 
+    @property
+    def index(self) -> int:
+        """Of the last entry that was applied."""
+        return self._index
+
     def count(self, kind: type[Command]) -> int:
         """How many requests of a kind reached the state, retries too."""
         with self.changed:
@@ -120,8 +126,13 @@ class Brain:
 class ScriptedServer:
     """One node. Context manager; `address` is there from the start, also after `stop` and a second `start`."""
 
-    def __init__(self, brain: Brain | None = None) -> None:
+    def __init__(self, brain: Brain | None = None, name: str = "n1") -> None:
         self.brain = brain or Brain()
+        self.name = name
+        self.cluster_id = "scripted"
+        self.term = 1
+        self.fsync: Fsync = "always"
+        self.members: list[ScriptedServer] = [self]  # as this node knows them
         self.faults: list[Fault] = []
         self.frozen = False  # reads everything, says nothing
         self.arrived: list[Request | Inquiry] = []
@@ -190,7 +201,7 @@ class ScriptedServer:
             return
         match message:
             case Hello():
-                welcome = Welcome(version=choose_version(message), cluster_id="scripted", node=self.address)
+                welcome = Welcome(version=choose_version(message), cluster_id=self.cluster_id, node=self.name)
                 _send(connection, welcome)
             case Ping(token=token):
                 _send(connection, Pong(token))
@@ -216,11 +227,44 @@ class ScriptedServer:
         elif self.leader != self.address and not (isinstance(message, Inquiry) and message.stale):
             _send(connection, Declined(message.request_id, NotLeader(leader=self.leader)))
         else:
-            answer = self.brain.request(message) if isinstance(message, Request) else self.brain.query(message.query)
+            answer = self._answer(message)
             if fate == "drop_after":
                 _end(connection)
             elif fate is None:
                 _send(connection, Answered(message.request_id, answer))
+
+    def _answer(self, message: Request | Inquiry) -> Answer:
+        if isinstance(message, Request):
+            return self.brain.request(message)
+        if isinstance(message.query, Query):
+            return self.brain.query(message.query)
+        assert isinstance(message.query, NodeStatus), "a test says who leads here, nobody else"
+        return self._describe()
+
+    def _describe(self) -> Answer:
+        """This node about itself, as the real ones answer: only who leads knows how far the others are."""
+        leads = self.leader == self.address
+        leader = next((member for member in self.members if member.address == self.leader), None)
+        described = NodeDescribed(
+            node=self.name,
+            cluster_id=self.cluster_id,
+            address=self.address,
+            role="leader" if leads else "follower",
+            term=self.term,
+            leader=leader.name if leader is not None else None,
+            leader_address=self.leader,
+            applied=self.brain.index,
+            committed=self.brain.index,
+            last=self.brain.index,
+            time_ms=0,
+            fsync=self.fsync,
+            pid=os.getpid(),
+            members=tuple(
+                MemberDescribed(member.name, member.address, True, True, 0 if leads else None)
+                for member in self.members
+            ),
+        )
+        return Answer(Place(self.brain.index, -1, 0), described)
 
 
 def _hashed(command: Command) -> Command:

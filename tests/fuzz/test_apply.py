@@ -96,7 +96,9 @@ class Replica:
     def ask(self, query: q.Query) -> Answer:
         header, body = codec.encode_query(query)
         with self.store.read() as txn:
-            answer = views.answer(txn, codec.decode_query(header, body))
+            decoded = codec.decode_query(header, body)
+            assert isinstance(decoded, q.Query)
+            answer = views.answer(txn, decoded)
             assert (answer.place.index, answer.place.position) == (self.index, -1)
             check_wire(answer)
             return answer

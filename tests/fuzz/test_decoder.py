@@ -51,7 +51,7 @@ def encode_message(message: Any) -> tuple[bytes, bytes]:
 Form = tuple[st.SearchStrategy[Any], Callable[[Any], tuple[bytes, Buffer]], Callable[[Buffer, Buffer], Any]]
 FORMS: dict[str, Form] = {
     "command": (strategies.commands(), codec.encode_command, codec.decode_command),
-    "query": (strategies.queries(), codec.encode_query, codec.decode_query),
+    "query": (strategies.any_queries(), codec.encode_query, codec.decode_query),
     "answer": (strategies.answers(), codec.encode_answer, codec.decode_answer),
     "envelope": (strategies.envelopes(), encode_envelope, decode_envelope),
     "client's frame": (strategies.from_clients, encode_message, codec.decode_from_client),

@@ -20,11 +20,14 @@ ARROWS = {
     "holdfast.storage": {"holdfast.client.protocol", "holdfast.storage"},
     "holdfast.cluster": {"holdfast.client.protocol", "holdfast.storage", "holdfast.cluster"},
     "holdfast.jepsen.model": {"holdfast.client.protocol", "holdfast.jepsen.model"},
-    # Alone of the harness it meets the node's own parts, to run them under a clock and a network of its own.
+    # Alone of the harness it meets the node's own parts, and the client's, to run them under a clock and a network of
+    # its own; what they then did is judged by the model.
     "holdfast.jepsen.simulation": {
         "holdfast.client.protocol",
+        "holdfast.client",
         "holdfast.storage",
         "holdfast.cluster",
+        "holdfast.jepsen.model",
         "holdfast.jepsen.simulation",
     },
     # A mutant is a changed rule, so it has to reach the rules.

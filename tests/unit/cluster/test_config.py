@@ -114,7 +114,9 @@ def test_every_key_can_be_given_as_a_flag() -> None:
         "secret_file": "s",
         "http": "127.0.0.1:3",
         "fsync": "os",
+        "disk_reserve_bytes": "1",
         "keep_log": "yes",
+        "trace": "t",
         "insecure_plaintext": "no",
     }
     assert values.keys() == KEYS

@@ -238,10 +238,12 @@ def test_an_empty_node_learns_from_a_proven_peer_that_there_is_a_cluster() -> No
     calling, called = dialler(empty), listener()
     calling.feed(called.feed(calling.feed(called.feed(calling.start()))))
     assert calling.done and called.done
-    with pytest.raises(ClusterKnown, match="'c1'"):
+    with pytest.raises(ClusterKnown, match="'c1'") as known:
         calling.established()
-    with pytest.raises(PeerUnformed, match="'b'"):
+    assert (known.value.node, known.value.cluster_id) == ("a", "c1")
+    with pytest.raises(PeerUnformed, match="'b'") as unformed:
         called.established()
+    assert unformed.value.node == "b"
 
 
 def test_an_empty_node_is_not_told_by_one_who_does_not_know_the_secret() -> None:
@@ -253,9 +255,12 @@ def test_an_empty_node_is_not_told_by_one_who_does_not_know_the_secret() -> None
         calling.established()
 
 
-def test_two_empty_nodes_meet() -> None:
-    calling, _ = meet(dialler(replace(B, cluster_id="")), listener(replace(A, cluster_id="")))
+def test_two_empty_nodes_meet_to_found_a_cluster_and_two_of_a_cluster_do_not() -> None:
+    calling, called = meet(dialler(replace(B, cluster_id="")), listener(replace(A, cluster_id="")))
     assert calling.peer == "a"
+    assert calling.founding and called.founding
+    calling, called = meet(dialler(), listener())
+    assert not calling.founding and not called.founding
 
 
 @pytest.mark.parametrize(

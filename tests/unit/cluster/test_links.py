@@ -1,6 +1,7 @@
 """Frames and sessions: every byte is accounted for, one session a peer, and nobody's slowness grows our memory."""
 
 import struct
+from dataclasses import replace
 from random import Random
 from zlib import crc32
 
@@ -29,6 +30,7 @@ from holdfast.cluster.messages import (
     CHUNK_BYTES,
     ENTRY_BYTES,
     MESSAGE_BYTES,
+    Agreed,
     AppendEntries,
     Message,
     SnapshotChunk,
@@ -296,6 +298,20 @@ def test_what_a_handler_raises_is_not_taken_for_a_breach_of_the_peer() -> None:
         with pytest.raises(error):
             links.receive(session, frames(encode(StaleTerm(term)), key=keys(1)[0].send_key), 0.0)
         assert not session.over
+
+
+@pytest.mark.parametrize(
+    ("founding", "good", "bad"), [(True, Agreed("c1"), StaleTerm(1)), (False, StaleTerm(1), Agreed("c1"))]
+)
+def test_a_session_speaks_of_the_founding_or_of_logs_and_never_of_both(
+    founding: bool, good: Message, bad: Message
+) -> None:
+    b = End()
+    session = b.links.open(replace(keys(1)[1], founding=founding), 0.0, Silent())
+    words = frames(encode(good), encode(bad), encode(good), key=keys(1)[0].send_key)
+    b.links.receive(session, words, 0.0)
+    assert b.told == [("connected", "a"), ("a", good, 0)]
+    assert isinstance(session.error, BadFrame)
 
 
 def test_nothing_is_sent_to_who_is_not_connected() -> None:

@@ -30,8 +30,13 @@ def spread(script: Scripted, *followers: str) -> None:
 
 
 def test_a_configuration_survives_its_bytes() -> None:
-    configuration = Configuration((Member("a", "host:1"), Member("ü", "")), (Member("c", "[::1]:7"),))
-    assert membership.decode(membership.encode(configuration)) == configuration
+    voters = (Member("a", "host:1", "host:2"), Member("ü", ""), Member("d", "", "host:3"))
+    configuration = Configuration(voters, (Member("c", "[::1]:7"),))
+    encoded = membership.encode(configuration)
+    assert membership.decode(encoded) == configuration
+    for size in range(len(encoded)):
+        with pytest.raises(BadFrame):
+            membership.decode(encoded[:size])
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,8 @@ QUERIES: list[Any] = [
     q.TxnStatus(txn=Job("job-77")),
     q.History(queue_id=QUEUE, from_seq=9, limit=20),
     q.FindByKey(queue_id=QUEUE, key=b"k-1", from_version=2, limit=5, scan=500),
+    q.NodeStatus(),
+    q.HandOver(target="n2"),
 ]
 
 BATCHES = (
@@ -308,6 +310,26 @@ REPLIES: list[Any] = [
         next_seq=2,
     ),
     r.VersionsFound(versions=((1, 5), (9, 9)), next_version=10),
+    r.NodeDescribed(
+        node="n1",
+        cluster_id="5f0c",
+        address="127.0.0.1:7401",
+        role="leader",
+        term=4,
+        leader="n1",
+        leader_address="127.0.0.1:7401",
+        applied=123_455,
+        committed=123_456,
+        last=123_457,
+        time_ms=1_700_000_000_123,
+        fsync="os",
+        pid=4_242,
+        members=(
+            r.MemberDescribed("n1", "127.0.0.1:7401", True, True, 0),
+            r.MemberDescribed("n2", "127.0.0.1:7402", True, False, 17),
+            r.MemberDescribed("n3", None, False, False, None),
+        ),
+    ),
 ]
 
 PLACE = Place(123_456, 2, 1_700_000_000_123, LogId(1))

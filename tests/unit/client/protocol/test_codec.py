@@ -37,8 +37,18 @@ from holdfast.client.protocol.messages import (
     Unusable,
     choose_version,
 )
-from holdfast.client.protocol.queries import Query
-from holdfast.client.protocol.replies import Answer, DeadListed, Done, Failed, Leased, MessageBatch, Reply, Settled
+from holdfast.client.protocol.queries import AnyQuery
+from holdfast.client.protocol.replies import (
+    Answer,
+    DeadListed,
+    Done,
+    Failed,
+    Leased,
+    MessageBatch,
+    NodeDescribed,
+    Reply,
+    Settled,
+)
 from holdfast.client.protocol.values import (
     THE_LOG,
     Columns,
@@ -60,7 +70,7 @@ GOLDEN = Path(__file__).with_name("golden.json")
 
 @pytest.mark.parametrize(
     ("union", "forms"),
-    [(Command, tags.COMMANDS), (Query, tags.QUERIES), (Reply, tags.REPLIES)],
+    [(Command, tags.COMMANDS), (AnyQuery, tags.QUERIES), (Reply, tags.REPLIES)],
     ids=["commands", "queries", "replies"],
 )
 def test_every_member_of_a_union_has_one_tag(union: Any, forms: dict[int, tags.Form]) -> None:
@@ -235,6 +245,46 @@ def lease(**changes: Any) -> list[Any]:
     wire = {"tag": 20, "queue_id": 1, "group": "default", "max_messages": 1, "max_bytes": 1}
     wire |= {"visibility_timeout_ms": None, "auto_ack": False, "wait_ms": 0}
     return list((wire | changes).values())
+
+
+def described(**changes: Any) -> Any:
+    """A node about itself, with one field of it or of its first member changed on the wire."""
+    [form] = [form for form in tags.REPLIES.values() if form.type is NodeDescribed]
+    header, _ = codec.encode_answer(Answer(samples.PLACE, samples.REPLIES[-1]))
+    wire = msgpack.unpackb(header)
+    for name, value in changes.items():
+        if name in form.fields:
+            wire[5 + list(form.fields).index(name)] = value
+        else:
+            wire[-1][0][list(tags.ROWS["MemberDescribed"].fields).index(name)] = value
+    return codec.decode_answer(msgpack.packb(wire), b"").reply
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"role": "king"},
+        {"role": None},
+        {"role": 1},
+        {"fsync": "never"},
+        {"fsync": True},
+        {"leader": 1},
+        {"term": -1},
+        {"pid": None},
+        {"members": None},
+        {"members": [["n1", None, True, True]]},
+        {"members": ["n1"]},
+        {"client_address": 7401},
+        {"voter": 1},
+        {"connected": None},
+        {"lag": -1},
+    ],
+    ids=repr,
+)
+def test_a_node_that_describes_itself_wrongly_is_a_bad_frame(changes: dict[str, Any]) -> None:
+    assert described() == samples.REPLIES[-1]
+    with pytest.raises(BadFrame):
+        described(**changes)
 
 
 @pytest.mark.parametrize(

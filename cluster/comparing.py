@@ -1,0 +1,80 @@
+"""Whether the replicas of a log still agree: digests of the state at the same index, compared by every node.
+
+Pure. At each index that is a multiple of `EVERY` a node tells its digest to all others. Equal logs folded by equal code
+give equal states, so a difference is damage or a bug, and nobody can tell by himself on which side he is. The rule:
+
+    a majority of the voters has one digest and ours is another   this node stops, and its state is made anew
+    digests differ and no majority is known for one of them       nobody serves, until more are known
+
+Silence is no difference: who is away or behind says nothing.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from holdfast.client.protocol.errors import InvariantBroken
+
+EVERY = 256  # entries; the digest itself is kept up to date, telling it is all that this costs
+KEPT = 64  # places that are remembered: a node further behind than that catches up first, and is compared then
+
+
+class StateDiverged(InvariantBroken):
+    """This node's state is not that of the majority."""
+
+    text = (
+        "the state at index {index} differs from that of {others}: this node stops, and makes its state anew from "
+        "snapshot and log when it is started. If that happens again, wipe it and bring it back under a new name"
+    )
+    fact_names = ("index", "others")
+    index: int
+    others: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Digests differ, and none is known to be the majority's."""
+
+    index: int
+    nodes: tuple[str, ...]
+
+
+class Comparing:
+    """What one node knows about the states of all."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._told: OrderedDict[int, dict[str, bytes]] = OrderedDict()
+
+    @staticmethod
+    def next_place(index: int) -> int:
+        """The first index above this one at which states are compared."""
+        return (index // EVERY + 1) * EVERY
+
+    def tell(self, node: str, index: int, digest: bytes) -> None:
+        """A node's digest at an index; our own is one of them."""
+        if index % EVERY:
+            return
+        self._told.setdefault(index, {})[node] = digest
+        while len(self._told) > KEPT:
+            del self._told[min(self._told)]
+
+    def forget(self) -> None:
+        """Our state was replaced by another: what we said of the former one does not hold."""
+        for told in self._told.values():
+            told.pop(self._me, None)
+
+    def verdict(self, voters: Collection[str]) -> StateDiverged | Undecided | None:
+        """None while nothing differs. The newest difference decides."""
+        for index in sorted(self._told, reverse=True):
+            told = {node: digest for node, digest in self._told[index].items() if node in voters or node == self._me}
+            counts = Counter(digest for node, digest in told.items() if node in voters)
+            if len(set(told.values())) <= 1:
+                continue
+            digest, count = counts.most_common(1)[0]
+            if count <= len(voters) // 2:
+                return Undecided(index, tuple(sorted(told)))
+            if told.get(self._me, digest) != digest:
+                others = ", ".join(sorted(node for node, theirs in told.items() if theirs == digest))
+                return StateDiverged(index=index, others=others)
+        return None

@@ -1,0 +1,686 @@
+"""One log on one node: what a request, a peer's message, a sync and the passing of time do to it. No I/O, one thread.
+
+Joins consensus, batcher, timekeeper, waiters and state, and is the one place that knows the order of a turn. Requests
+go in by `request` and `inquire`, peers and disk through `raft` and `durable`; `turn` does what there is to do and gives
+what is to be sent, written and answered. A leader serves from the moment its first own entry is applied: before that it
+knows neither all steps of time nor what is due (T2, T3), and what comes meanwhile waits.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, assert_never
+
+from holdfast.client.protocol.commands import Command, Envelope, Lease, Produce, Stage, TimeStep, Touch, Transaction
+from holdfast.client.protocol.errors import (
+    BadValue,
+    BehindIndex,
+    BodyDamaged,
+    HoldfastError,
+    InvariantBroken,
+    NoLeader,
+    NotLeader,
+    Overloaded,
+)
+from holdfast.client.protocol.messages import Inquiry, Request
+from holdfast.client.protocol.queries import Query
+from holdfast.client.protocol.replies import Answer, Failed, Leased, MessageBatch, Messages, Reply
+from holdfast.client.protocol.values import LOCAL_PRINCIPAL, Place, QueueId
+from holdfast.cluster import batcher, comparing, waiters
+from holdfast.cluster.batcher import Batcher
+from holdfast.cluster.comparing import Comparing, StateDiverged, Undecided
+from holdfast.cluster.consensus import BATCH, Consensus
+from holdfast.cluster.events import BecameLeader, Event, LeaderChanged, LostLeadership, Role, SnapshotNeeded
+from holdfast.cluster.journal import Entry, Flush
+from holdfast.cluster.leading import Clock
+from holdfast.cluster.membership import Configuration
+from holdfast.cluster.messages import DIGEST_BYTES, Message, StateDigest
+from holdfast.cluster.state import Reached
+from holdfast.cluster.timekeeper import Timekeeper
+from holdfast.cluster.waiters import Waiters
+from holdfast.storage import digest, views
+from holdfast.storage.effects import ReapSoon
+from holdfast.storage.entry import stamp_of
+from holdfast.storage.machine import Applied
+from holdfast.storage.state import View
+from holdfast.storage.store import Store
+from holdfast.storage.tables import TOP, Table
+
+Token = Hashable  # one request, in the owner's words
+Outcome = tuple[Token, Answer | HoldfastError]
+
+APPLY_BYTES = 4_194_304  # of entries in one transaction, and in one turn: heartbeats come between
+SCAN_BYTES = 1_048_576
+EARLY_MAX = 16_384  # requests that wait for a new leader's first entry
+STALE_MAX = 1_024  # stale reads that wait for their index
+STALE_WAIT_MS = 5_000
+REAP_EVERY_MS = 20  # an idle leader leaves the disk to others between two entries that only clean up
+HAND_OVER_MS = 1_000
+FULL_RETRY_MS = 1_000
+
+
+class Machine(Protocol):
+    """The state of a log: `NodeState`, or one in memory."""
+
+    reached: Reached
+
+    @property
+    def store(self) -> Store: ...
+    def apply(self, entries: list[Entry]) -> list[Applied]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the owner has to do now, in any order: nothing in here depends on the rest of it."""
+
+    outcomes: list[Outcome]
+    messages: list[tuple[str, Message]]
+    flush: Flush | None  # to be written and synced; then `durable`
+    events: list[Event]
+    again: bool  # there is more to apply: turn again soon, whatever comes
+    proposed: list[tuple[int, int]]  # entries of this turn: index, commands in it
+    applied: int  # entries
+    apply_s: float  # what they took
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TouchToken:
+    """A Touch of ours; `reads` wait for it (Q1)."""
+
+    touch: Touch
+    reads: "list[_Read]" = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StepToken:
+    """A TimeStep of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    token: Token
+    query: Query
+    index: int = 0  # must be applied
+    until_ms: int = 0  # of a stale one: when to give up
+    touched: bool = False  # what was due is folded
+
+
+class Replica:
+    """See the module. `damage` is set when the state cannot be trusted any more: hand over, answer nothing, rebuild.
+
+    That is where a stored body fails its checksum, and where a majority has come to another state.
+    """
+
+    def __init__(self, *, raft: Consensus, state: Machine, clock: Clock, wall_ms: Callable[[], int]) -> None:
+        """`clock` is the one that `raft` has; `wall_ms` decides nothing by itself (T2)."""
+        self.raft, self.state = raft, state
+        self.damage: InvariantBroken | None = None
+        self.steps = 0  # TimeSteps of ours that were applied
+        self.disk_limit: int | None = None  # set while there is too little room left to take messages
+        self.batcher = Batcher()
+        self.waiters = Waiters()
+        self.time = Timekeeper()
+        self._clock, self._wall_ms = clock, wall_ms
+        self._serving = self._flushing = self._more = False
+        self._stepping = False  # a TimeStep of ours is in the log and not applied
+        self._reap_at_ms: int | None = None
+        self._hand_over: tuple[str | None, int] | None = None  # to whom, until when
+        self._sizes: dict[Token, int] = {}
+        self._asked: dict[Token, Envelope] = {}
+        self._early: list[Callable[[], None]] = []
+        self._reads: list[_Read] = []  # through their barrier; the index may not be applied yet
+        self._confirming: list[tuple[int, Token]] = []  # waits that are over, and through their barrier
+        self._stale: list[_Read] = []
+        self._comparing = Comparing(raft.me)
+        self._undecided: Undecided | None = None
+        self._digests: list[StateDigest] = []  # of ours, to be told to all
+        self._touches: dict[QueueId, _TouchToken] = {}  # that reads may share
+        self._proposed: list[tuple[int, int]] = []
+        self._outcomes: list[Outcome] = []
+
+    # What is so
+
+    @property
+    def leads(self) -> bool:
+        return self.raft.role == Role.LEADER
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests are taken and answered here."""
+        return self._serving and self.damage is None and self._undecided is None
+
+    @property
+    def now_ms(self) -> int:
+        return int(self._clock() * 1_000)
+
+    def leader_address(self) -> str | None:
+        """Where clients find the leader that we know, if it is another node."""
+        return self._address(self.raft.leader)
+
+    def _address(self, node: str | None) -> str | None:
+        ruling: Configuration = self.raft.configuration
+        for member in (*ruling.voters, *ruling.learners):
+            if member.name == node != self.raft.me:
+                return member.client_address or None
+        return None
+
+    # What comes in
+
+    def request(
+        self, token: Token, connection: Hashable, request: Request, size_bytes: int, principal: str = LOCAL_PRINCIPAL
+    ) -> None:
+        """A command. Its outcome comes with one of the next turns, once, unless it is abandoned."""
+        command = request.command
+        if isinstance(command, TimeStep | Touch):
+            self._outcomes.append(
+                (token, BadValue(field="command", problem="is the leader's own; leave it to the node"))
+            )
+        elif not self.leads:
+            self._outcomes.append((token, NotLeader(leader=self.leader_address())))
+        elif self.disk_limit is not None and _adds_messages(command):
+            limit = self.disk_limit
+            error = Overloaded(limit_name="disk_free_bytes", limit=limit, retry_after_ms=FULL_RETRY_MS)
+            self._outcomes.append((token, error))
+        else:
+            self._asked[token] = Envelope(
+                principal=principal,
+                command=command,
+                session=request.session,
+                request_seq=request.request_seq,
+                done_below=request.done_below,
+            )
+            self._sizes[token] = size_bytes
+            self._when_serving(token, partial(self._take, token, connection))
+
+    def inquire(self, token: Token, inquiry: Inquiry, query: Query) -> None:
+        """A query. A stale one is answered from what is applied here; a current one by the leader (Q1)."""
+        if self._undecided is not None:
+            self._outcomes.append((token, self._nobody_serves(self._undecided)))
+        elif inquiry.stale:
+            read = _Read(token, query, inquiry.min_index, self.now_ms + STALE_WAIT_MS)
+            if len(self._stale) >= STALE_MAX and read.index > self.state.reached.index:
+                self._outcomes.append((token, self._behind(read)))
+            else:
+                self._stale.append(read)
+        elif not self.leads:
+            self._outcomes.append((token, NotLeader(leader=self.leader_address())))
+        else:
+            self._when_serving(token, partial(self._begin_read, token, query))
+
+    def deliver(self, peer: str, message: Message) -> None:
+        """A message of an authenticated peer that is not part of a snapshot stream."""
+        if isinstance(message, StateDigest):
+            self._compare(peer, message)
+        else:
+            self.raft.deliver(peer, message)
+
+    def abandon(self, tokens: Iterable[Token]) -> None:
+        """Nobody waits for these any more; those that are not in the log yet will not be."""
+        for token in tokens:
+            self.waiters.cancel(token)
+            self.batcher.abandon(token)
+            self._asked.pop(token, None)
+            self._sizes.pop(token, None)
+
+    def durable(self, lsn: int) -> None:
+        """The flush that a turn gave is on disk."""
+        self._flushing = False
+        self.raft.durable(lsn)
+
+    def installed(self) -> None:
+        """A snapshot has taken the place of the state, and consensus has been told."""
+        reached = self.state.reached
+        self._comparing.forget()
+        self._resolve(self.batcher.installed(reached.index, reached.term), None)
+
+    def hand_over(self, target: str | None = None) -> bool:
+        """Make another voter lead, the one named or the one that has most of the log; whether there is one to ask.
+
+        Until that is decided commands are taken and wait. It is over when `handing_over` is false again.
+        """
+        others = [name for name in self.raft.configuration.voter_names if name != self.raft.me]
+        if not self.leads or (target not in others if target else not others):
+            return False
+        self._hand_over = (target, self.now_ms + HAND_OVER_MS)
+        self.raft.read_barrier(lambda _: None)  # makes every peer answer now, not at the next heartbeat
+        self.batcher.held = True
+        return True
+
+    @property
+    def handing_over(self) -> bool:
+        return self._hand_over is not None
+
+    # One turn
+
+    def turn(self) -> Turn:
+        raft = self.raft
+        raft.step()
+        events = raft.take_events()
+        self._note(events)
+        began_s = self._clock()
+        applied, outcomes = self._apply()
+        apply_s = self._clock() - began_s
+        if applied or self._has_work():
+            with self.state.store.read() as txn:
+                self._serve(View(txn), applied, outcomes)
+        self._continue_hand_over()
+        self._propose()
+        raft.push()
+        flush = raft.begin_flush()
+        self._flushing = self._flushing or flush is not None
+        answered, self._outcomes = self._outcomes, []
+        proposed, self._proposed = self._proposed, []
+        return Turn(
+            answered,
+            raft.take_ready() + self._take_digests(),
+            flush,
+            events,
+            self._more,
+            proposed,
+            len(applied),
+            apply_s,
+        )
+
+    def _note(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case BecameLeader(term=term):
+                    latest_ms = self._latest_stamp_ms()
+                    voters = self.raft.configuration.voter_names
+                    self.time.begin(term=term, latest_ms=latest_ms, voters=voters, now_ms=self.now_ms)
+                case LostLeadership():
+                    self._lost_leadership()
+                case LeaderChanged() | SnapshotNeeded():
+                    pass
+                case unknown:
+                    assert_never(unknown)
+
+    def _lost_leadership(self) -> None:
+        """Whatever is not in the log goes elsewhere; what is in it is decided as the log goes on."""
+        leader = self.raft.leader
+        self._serving = self._stepping = False
+        self._reap_at_ms = self._hand_over = None
+        self.batcher.held = False
+        early, self._early = self._early, []
+        for take in early:
+            take()  # finds that we do not lead
+        refused: list[Outcome] = [*self.waiters.lost_leadership(leader), *self.batcher.lost_leadership(leader)]
+        self._resolve(refused, None)
+        for read in self._reads:
+            self._outcomes.append((read.token, NotLeader(leader=self._address(leader))))
+        self._reads = []
+        self._confirming = []
+        self._touches.clear()
+
+    def _apply(self) -> tuple[list[Applied], list[Outcome]]:
+        """Fold what is committed and on our own disk (R8): one transaction, then the outcomes of its commands."""
+        raft, state = self.raft, self.state
+        target = raft.committed()
+        self._more = False
+        if state.reached.index >= target:
+            return [], []
+        entries, _ = raft.journal.read(state.reached.index + 1, APPLY_BYTES)
+        bound = min(target, Comparing.next_place(state.reached.index))
+        entries = [entry for entry in entries if entry[1] <= bound]
+        applied = state.apply(entries)
+        raft.set_applied(state.reached.index)
+        self._more = state.reached.index < target
+        outcomes: list[Outcome] = []
+        for (_, index, term), folded in zip(entries, applied, strict=True):
+            outcomes += self.batcher.applied(index, term, folded.answers)
+        return applied, outcomes
+
+    def _has_work(self) -> bool:
+        if self._stale or self._reads or self._confirming:
+            return True
+        if not self._serving:
+            return False
+        now_ms = self.now_ms
+        wakeup_ms = self.waiters.next_wakeup_ms(now_ms, self.time.time_ms(now_ms))
+        return wakeup_ms is not None and wakeup_ms <= now_ms
+
+    def _serve(self, view: View, applied: list[Applied], outcomes: list[Outcome]) -> None:
+        """Answer and wake by the state as it is now."""
+        now_ms = self.now_ms
+        if applied and self.state.reached.index % comparing.EVERY == 0:
+            own = StateDigest(self.state.reached.index, digest.maintained(view.txn).to_bytes(DIGEST_BYTES, "big"))
+            self._digests.append(own)
+            self._compare(self.raft.me, own)
+        if applied and self.leads:
+            self._follow_time(view, now_ms)
+            if not self._serving and self.state.reached.term == self.raft.term:
+                self._begin_serving(view)
+        if self._serving:
+            for folded in applied:
+                self.waiters.effects(folded.effects)
+                if any(isinstance(effect, ReapSoon) for effect in folded.effects):
+                    self._reap_at_ms = now_ms + REAP_EVERY_MS
+        self._resolve(outcomes, view)
+        if self._serving:
+            self._wake(view, now_ms)
+        self._answer_reads(view, now_ms)
+
+    def _follow_time(self, view: View, now_ms: int) -> None:
+        self.time.applied(
+            term=self.state.reached.term,
+            time_ms=view.time_ms,
+            steps_ms=view.meta.steps,
+            advance_ms=view.limits.stamp_advance_ms,
+            now_ms=now_ms,
+        )
+
+    def _begin_serving(self, view: View) -> None:
+        self._serving = True
+        self.waiters.begin(view)
+        if view.txn.first(Table.REAP, b"\x00", TOP) is not None:
+            self._reap_at_ms = self.now_ms
+        early, self._early = self._early, []
+        for take in early:
+            take()
+
+    def _wake(self, view: View, now_ms: int) -> None:
+        time_ms, applied = self.time.time_ms(now_ms), self.state.reached.index
+        for _, token in [each for each in self._confirming if each[0] <= applied]:
+            self.waiters.confirmed(token)
+        self._confirming = [each for each in self._confirming if each[0] > applied]
+        for action in self.waiters.step(view, now_ms, time_ms):
+            match action:
+                case waiters.Propose(token=token, envelope=envelope):
+                    self._submit(token, envelope)
+                case waiters.Confirm(token=token):
+                    self.raft.read_barrier(partial(self._confirmed, token))
+                case waiters.Finish(token=token, reply=reply):
+                    self._finish(token, Answer(self._place(view), reply))
+                case Touch():
+                    self._submit_own(_TouchToken(action), action)
+                case unknown:
+                    assert_never(unknown)
+
+    def _propose(self) -> None:
+        """Everything that came while the former entry was on its way to our disk becomes the next one."""
+        now_ms = self.now_ms
+        if not self._serving or not self.leads:
+            return
+        self.time.heard(self.raft.me, self._wall_ms(), now_ms)
+        for peer, (wall_ms, at_s) in self.raft.walls.items():
+            self.time.heard(peer, wall_ms, int(at_s * 1_000))
+        if not self.time.ready(now_ms):
+            return
+        step = None if self.batcher.held else self.time.step_due(now_ms)
+        if step is not None:
+            self._submit_own(_StepToken(), step, first=True)
+        formed = False
+        # Until a step is applied the timekeeper does not count it. A stamp taken meanwhile would be below committed
+        # time, so lease time would stand still behind the step and leap later, over leases granted in between (T2).
+        while self.batcher.can_form() and self._may_form() and not self._stepping:
+            formed = self._form(now_ms)
+        if self._stepping:
+            return
+        reap = self._reap_at_ms is not None and self._reap_at_ms <= now_ms and not self.batcher.entries_in_flight
+        if not formed and (reap or self.time.touch_due(now_ms, self._lease_open(now_ms))):
+            self._form(now_ms, even_empty=True)
+            self._reap_at_ms = None  # until the fold says that there is more
+
+    def _may_form(self) -> bool:
+        return not self._flushing or self.batcher.queued_bytes >= self.batcher.bounds.entry_bytes
+
+    def _form(self, now_ms: int, even_empty: bool = False) -> bool:
+        proposal = self.batcher.next_entry(self.time.stamp(now_ms), even_empty)
+        if proposal is None:
+            return False
+        place = self.raft.propose(proposal.data)
+        if place is None:
+            self._resolve(self.batcher.not_proposed(proposal, self.raft.leader), None)
+            return False
+        self.batcher.proposed(proposal, *place)
+        self._stepping = bool(proposal.tokens) and isinstance(proposal.tokens[0], _StepToken)
+        self._proposed.append((place[0], len(proposal.tokens)))
+        self._flushing = True  # from now on, not from when the disk begins: what comes next forms the next entry
+        return True
+
+    def _lease_open(self, now_ms: int) -> bool:
+        if not self.time.touch_due(now_ms, True):
+            return False  # not asked yet: spare the look
+        with self.state.store.read() as txn:
+            return txn.first(Table.LEASE_DUE, b"\x00", TOP) is not None
+
+    def _continue_hand_over(self) -> None:
+        """Wait for the target to have all of our log, ask it, and go on as before if it does not take over."""
+        if self._hand_over is None:
+            return
+        target, until_ms = self._hand_over
+        if self.now_ms >= until_ms:
+            self._hand_over = None
+            self.batcher.held = False
+            return
+        for name in [target] if target else self._heirs(until_ms - HAND_OVER_MS):
+            if self.raft.match.get(name, 0) == self.raft.journal.last and self.raft.transfer(name):
+                # It stands for election at once; asked again in the next turn if that is lost. Nobody else is asked:
+                # two that stand at the same time split the votes.
+                self._hand_over = (name, until_ms)
+                return
+
+    def _heirs(self, since_ms: int) -> list[str]:
+        """Who may lead next, most of the log first. Even one that hangs may have all of it: it must have answered."""
+        match, heard = self.raft.match, self.raft.walls
+        answering = [name for name in self.raft.configuration.voter_names if name in match and name in heard]
+        answering = [name for name in answering if int(heard[name][1] * 1_000) >= since_ms]
+        return sorted(answering, key=lambda name: -match[name])
+
+    def _compare(self, node: str, told: StateDigest) -> None:
+        self._comparing.tell(node, told.index, told.digest)
+        verdict = self._comparing.verdict(self.raft.configuration.voter_names)
+        self._undecided = verdict if isinstance(verdict, Undecided) else None
+        if isinstance(verdict, StateDiverged):
+            self.damage = self.damage or verdict
+
+    def _take_digests(self) -> list[tuple[str, Message]]:
+        told, self._digests = self._digests, []
+        ruling = self.raft.configuration
+        others = [name for name in (*ruling.voter_names, *ruling.learner_names) if name != self.raft.me]
+        return [(name, each) for each in told for name in others]
+
+    @staticmethod
+    def _nobody_serves(undecided: Undecided) -> NoLeader:
+        nodes = ", ".join(undecided.nodes)
+        return NoLeader(
+            f"the states of {nodes} differ at index {undecided.index}, and no majority agrees; nobody serves until the "
+            "other nodes are back and decide it"
+        )
+
+    # Requests
+
+    def _when_serving(self, token: Token, take: Callable[[], None]) -> None:
+        if self._serving:
+            take()
+        elif len(self._early) < EARLY_MAX:
+            self._early.append(take)
+        else:
+            error = Overloaded(limit_name="EARLY_MAX", limit=EARLY_MAX, retry_after_ms=batcher.RETRY_AFTER_MS)
+            self._finish(token, error)
+
+    def _take(self, token: Token, connection: Hashable) -> None:
+        envelope = self._asked.get(token)
+        if envelope is None:
+            return  # abandoned
+        if not self.leads:
+            self._finish(token, NotLeader(leader=self.leader_address()))
+        elif isinstance(envelope.command, Lease):
+            try:
+                self.waiters.add(token, connection, envelope, self.now_ms)
+            except HoldfastError as error:
+                self._finish(token, error)
+        else:
+            self._submit(token, envelope)
+
+    def _submit(self, token: Token, envelope: Envelope) -> None:
+        try:
+            self.batcher.submit(envelope, token, self._sizes.get(token))
+        except HoldfastError as error:
+            self.waiters.resolved(token)
+            self._finish(token, error)
+
+    def _submit_own(self, token: Token, command: TimeStep | Touch, first: bool = False) -> None:
+        try:
+            self.batcher.submit(Envelope(principal=LOCAL_PRINCIPAL, command=command), token, first=first)
+        except Overloaded as error:  # it comes again: the timer is still due
+            self._resolve([(token, error)], None)
+
+    def _resolve(self, outcomes: Iterable[Outcome], view: View | None) -> None:
+        """Hand on what became of commands; those of our own are for our own parts."""
+        for token, outcome in outcomes:
+            match token:
+                case _TouchToken(touch=touch, reads=reads):
+                    self._touched(touch, reads)
+                case _StepToken():
+                    self._stepping = False
+                    if not isinstance(outcome, Answer) or isinstance(outcome.reply, Failed):
+                        self.time.step_refused()
+                    else:
+                        self.steps += 1
+                case _:
+                    self._resolve_client(token, outcome, view)
+
+    def _resolve_client(self, token: Token, outcome: Answer | HoldfastError, view: View | None) -> None:
+        envelope = self._asked.get(token)
+        if envelope is not None:
+            if isinstance(envelope.command, Lease):
+                self.waiters.resolved(token)
+            if self._serving:
+                for queue_id in _queues_of(envelope.command):
+                    self.waiters.changed(queue_id)
+            match outcome, envelope.command:
+                case Answer(place=place, reply=Leased() as leased), Lease(queue_id=queue_id) if view is not None:
+                    self._read_body(token, partial(_delivered, view, queue_id, place, leased))
+                    return
+        self._finish(token, outcome)
+
+    def _touched(self, touch: Touch, reads: "list[_Read]") -> None:
+        if self._serving:
+            self.waiters.touched(touch, self.time.time_ms(self.now_ms))
+        if reads:
+            self._touches.pop(touch.queue_id, None)
+            self._reads += [replace(read, touched=True) for read in reads]
+
+    def _finish(self, token: Token, outcome: Answer | HoldfastError) -> None:
+        self._asked.pop(token, None)
+        self._sizes.pop(token, None)
+        if isinstance(outcome, NotLeader):  # our parts name nodes; a client wants an address
+            outcome = NotLeader(leader=self._address(self.raft.leader))
+        self._outcomes.append((token, outcome))
+
+    def _read_body(self, token: Token, read: Callable[[], Answer]) -> None:
+        """Answer with what is stored; damage is not an answer, and ends this node's part (fail-stop)."""
+        try:
+            self._finish(token, read())
+        except BodyDamaged as error:
+            self.damage = error
+
+    # Reads
+
+    def _begin_read(self, token: Token, query: Query) -> None:
+        if not self.leads:
+            self._outcomes.append((token, NotLeader(leader=self.leader_address())))
+        else:
+            self.raft.read_barrier(partial(self._passed, token, query))
+
+    def _passed(self, token: Token, query: Query, index: int | None) -> None:
+        if index is not None:
+            self._reads.append(_Read(token, query, index))
+        else:
+            self._finish(token, NotLeader(leader=self.leader_address()))
+
+    def _confirmed(self, token: Token, index: int | None) -> None:
+        """The barrier of a wait that is over; one that fails while we lead is tried again."""
+        if index is not None:
+            self._confirming.append((index, token))
+        elif self._serving and self.leads:
+            self.raft.read_barrier(partial(self._confirmed, token))
+
+    def _answer_reads(self, view: View, now_ms: int) -> None:
+        reads, self._reads = self._reads, []
+        applied = self.state.reached.index
+        for read in reads:
+            if read.index > applied:
+                self._reads.append(read)
+            elif read.touched or not self._touch_first(view, read, now_ms):
+                self._read_body(read.token, partial(_answered, view, read.query))
+        stale, self._stale = self._stale, []
+        for read in stale:
+            if read.index <= applied:
+                self._read_body(read.token, partial(_answered, view, read.query))
+            elif now_ms >= read.until_ms:
+                self._finish(read.token, self._behind(read))
+            else:
+                self._stale.append(read)
+
+    def _touch_first(self, view: View, read: _Read, now_ms: int) -> bool:
+        """Whether something is due where this read looks; then it waits for a Touch that others may share (Q1)."""
+        queue_id: QueueId | None = getattr(read.query, "queue_id", None)
+        queue = view.queue(queue_id) if queue_id is not None else None
+        if queue_id is None or queue is None or queue.deleted or not self._serving:
+            return False
+        known = self._touches.get(queue_id)
+        if known is not None:
+            known.reads.append(read)
+            return True
+        time_ms = self.time.time_ms(now_ms)
+        if not any(waiters.is_due(view, queue, group, time_ms) for group in view.groups(queue_id)):
+            return False
+        touch = Touch(queue_id=queue_id)
+        self._touches[queue_id] = token = _TouchToken(touch, [read])
+        self._submit_own(token, touch)
+        return True
+
+    def _behind(self, read: _Read) -> BehindIndex:
+        return BehindIndex(applied=self.state.reached.index, min_index=read.index)
+
+    def _place(self, view: View) -> Place:
+        return Place(view.meta.applied, -1, view.time_ms)
+
+    def _latest_stamp_ms(self) -> int:
+        """The largest stamp of our log, applied or not (T2)."""
+        with self.state.store.read() as txn:
+            latest_ms = View(txn).time_ms
+        journal, at = self.raft.journal, self.state.reached.index + 1
+        while at <= journal.last:
+            entries, _ = journal.read(at, SCAN_BYTES)
+            stamps = (stamp_of(memoryview(command)[1:]) for command, _, _ in entries if command[:1] == BATCH)
+            latest_ms = max(latest_ms, max(stamps, default=0))
+            at += len(entries)
+        return latest_ms
+
+
+def _answered(view: View, query: Query) -> Answer:
+    answer = views.answer(view.txn, query)
+    return Answer(answer.place, _owned(answer.reply))
+
+
+def _delivered(view: View, queue_id: QueueId, place: Place, leased: Leased) -> Answer:
+    return Answer(place, _owned(views.deliver(view.txn, queue_id, leased)))
+
+
+def _owned(reply: Reply) -> Reply:
+    """With bodies of its own: an answer outlives the transaction that it was read in."""
+    match reply:
+        case Leased() | Messages():
+            return replace(reply, batches=tuple(_owned_batch(batch) for batch in reply.batches))
+        case _:
+            return reply
+
+
+def _owned_batch(batch: MessageBatch) -> MessageBatch:
+    return replace(batch, body=bytes(batch.body))
+
+
+def _adds_messages(command: Command) -> bool:
+    if isinstance(command, Transaction):
+        return any(isinstance(item, Produce) for item in command.items)
+    return isinstance(command, Produce | Stage)
+
+
+def _queues_of(command: Command) -> list[QueueId]:
+    if isinstance(command, Transaction):
+        return [queue_id for item in command.items for queue_id in _queues_of(item)]
+    queue_id: QueueId | None = getattr(command, "queue_id", None)
+    return [] if queue_id is None else [queue_id]

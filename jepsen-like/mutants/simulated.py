@@ -1,0 +1,224 @@
+"""Defects that the simulation must catch by itself, in the few seeds that every run of the tests plays.
+
+The numbers are those of the list that the harness was designed by; each names the invariant that it breaks.
+"""
+
+from holdfast.jepsen.mutants.mutant import Mutant
+
+_THREE = ("tests/simulation/test_simulation.py::test_three_nodes_break_no_promise_and_become_whole",)
+_CALM = ("tests/simulation/test_simulation.py::test_wall_clocks_that_jump_are_noticed_by_nobody",)
+_REPLICA = "cluster/replica.py"
+
+SIMULATED_MUTANTS = (
+    # 1
+    Mutant(
+        name="no-sync-after-an-append",
+        rule="I1",
+        file="cluster/segments.py",
+        old="        self._file.pwrite(data, begin)\n        self._file.sync()\n",
+        new="        self._file.pwrite(data, begin)\n",
+        tests=_THREE,
+    ),
+    # 12
+    Mutant(
+        name="answered-when-appended",
+        rule="I1",
+        file=_REPLICA,
+        old="        target = raft.committed()\n",
+        new="        target = raft.journal.last\n",
+        tests=_THREE,
+    ),
+    # 13
+    Mutant(
+        name="simulated-suffix-cut-without-conflict",
+        rule="I29",
+        file="cluster/replication.py",
+        old="    known = _known(entries, log)",
+        new="    known = 0",
+        tests=_THREE,
+    ),
+    # 14
+    Mutant(
+        name="simulated-rejection-without-hint",
+        rule="I32",
+        file="cluster/following.py",
+        old="max(self._journal.base + 1, min(next_index, self._library.commit_index + 1))",
+        new="max(self._journal.base + 1, next_index)",
+        tests=_THREE,
+    ),
+    # 16
+    Mutant(
+        name="a-waiter-is-found-without-its-term",
+        rule="I1",
+        file="cluster/batcher.py",
+        old="            if (waiting.index, waiting.term) == (index, term):",
+        new="            if waiting.index == index and len(answers) == len(waiting.tokens):",
+        tests=_THREE,
+    ),
+    # 17
+    Mutant(
+        name="terms-begin-anew-after-a-restart",
+        rule="I29",
+        file="cluster/consensus.py",
+        old="        library.term = max(journal.term, journal.last_term)",
+        new="        library.term = 0",
+        tests=_THREE,
+    ),
+    # 19
+    Mutant(
+        name="a-query-passes-no-barrier",
+        rule="I26",
+        file=_REPLICA,
+        old="            self.raft.read_barrier(partial(self._passed, token, query))",
+        new="            self._passed(token, query, self.raft.applied)",
+        tests=_THREE,
+    ),
+    # 21, and with it 2: votes wait in the same box
+    Mutant(
+        name="simulated-answer-before-its-sync",
+        rule="I1",
+        file="cluster/outbox.py",
+        old="        if self._journal.lsn > self._journal.durable_lsn:",
+        new="        if False:",
+        tests=_THREE,
+    ),
+    # 23
+    Mutant(
+        name="the-stamp-is-the-wall-clock",
+        rule="I25",
+        file=_REPLICA,
+        old="self.batcher.next_entry(self.time.stamp(now_ms), even_empty)",
+        new="self.batcher.next_entry(self._wall_ms(), even_empty)",
+        tests=_CALM,
+    ),
+    # 24
+    Mutant(
+        name="a-new-leader-starts-from-its-wall-clock",
+        rule="I25",
+        file=_REPLICA,
+        old="                    latest_ms = self._latest_stamp_ms()\n",
+        new="                    latest_ms = self._wall_ms()\n",
+        tests=_THREE,
+    ),
+    # 30
+    Mutant(
+        name="simulated-replay-writes-again",
+        rule="I4",
+        file="storage/produce.py",
+        old="if known is not None and known[2] == count and known[4] == command.content_hash:",
+        new="if known is not None and known[2] == count and known[4] != command.content_hash:",
+        tests=_THREE,
+    ),
+    # 41
+    Mutant(
+        name="an-ack-after-the-deadline-counts",
+        rule="I8",
+        file="storage/settle.py",
+        old="row.flags & LEASE_AUTO or view.lease_time >= row.deadline:",
+        new="row.flags & LEASE_AUTO:",
+        tests=_THREE,
+    ),
+    # 43
+    Mutant(
+        name="a-retried-request-is-a-new-one",
+        rule="I11",
+        file="storage/sessions.py",
+        old="    known = row.window.get(number)\n",
+        new="    known = None\n",
+        tests=_THREE,
+    ),
+    # 45
+    Mutant(
+        name="a-nack-delay-is-ignored",
+        rule="I16",
+        file="storage/settle.py",
+        old="    delay = nack_delay(state, queue, group, command)\n",
+        new="    delay = nack_delay(state, queue, group, command) and 0\n",
+        tests=_THREE,
+    ),
+    # 49
+    Mutant(
+        name="a-deposed-leader-calls-a-group-empty",
+        rule="I26",
+        file=_REPLICA,
+        old="""                case waiters.Confirm(token=token):
+                    self.raft.read_barrier(partial(self._confirmed, token))
+""",
+        new="""                case waiters.Confirm(token=token):
+                    self.waiters.confirmed(token)
+""",
+        tests=_THREE,
+    ),
+    # 51
+    Mutant(
+        name="nobody-is-woken-by-what-falls-due",
+        rule="I32",
+        file="cluster/waiters.py",
+        old="        due_ms = next_due_ms(view, queue, group) if wanted else None\n",
+        new="        due_ms = None\n",
+        tests=_CALM,
+    ),
+    # 73
+    Mutant(
+        name="a-timeout-is-booked-as-a-failure",
+        rule="I2",
+        file="client/flight.py",
+        old="    if pending.may_have_happened:\n        advice",
+        new="    if False:\n        advice",
+        tests=_THREE,
+    ),
+    # 74, 76
+    Mutant(
+        name="what-may-have-happened-gets-new-numbers",
+        rule="I2",
+        file="client/core.py",
+        old="            pending.lost = True\n",
+        new="            pending.forget_identity()\n",
+        tests=_THREE,
+    ),
+    Mutant(
+        name="stamps-go-on-while-a-step-is-on-its-way",
+        rule="I25",
+        file=_REPLICA,
+        old="        self._stepping = bool(proposal.tokens) and isinstance(proposal.tokens[0], _StepToken)\n",
+        new="",
+        tests=_THREE,
+    ),
+    Mutant(
+        name="an-open-lease-gets-no-stamps",
+        rule="I25",
+        file=_REPLICA,
+        old="(reap or self.time.touch_due(now_ms, self._lease_open(now_ms)))",
+        new="reap",
+        tests=_CALM,
+    ),
+    Mutant(
+        name="what-was-in-doubt-did-not-happen",
+        rule="I2",
+        file="cluster/batcher.py",
+        old="""        self._in_doubt += self._on_its_way
+        self._on_its_way = []
+        outcomes = self._refuse_formed()
+""",
+        new="""        gone, self._on_its_way = self._on_its_way, []
+        outcomes = [each for waiting in gone for each in self._refuse(waiting.tokens)] + self._refuse_formed()
+""",
+        tests=_THREE,
+    ),
+    Mutant(
+        name="who-has-left-still-waits",
+        rule="I32",
+        file=_REPLICA,
+        old="            self.waiters.cancel(token)\n",
+        new="",
+        tests=_CALM,
+    ),
+    Mutant(
+        name="early-requests-are-forgotten",
+        rule="I32",
+        file=_REPLICA,
+        old="        for take in early:\n            take()  # finds that we do not lead\n",
+        new="",
+        tests=_THREE,
+    ),
+)

@@ -1,0 +1,594 @@
+"""One log's turns: what requests, syncs, messages and time make of them. Real parts, no I/O, time by hand."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast.client.protocol import commands as c
+from holdfast.client.protocol import queries as q
+from holdfast.client.protocol.columns import MessageParts
+from holdfast.client.protocol.errors import (
+    BadValue,
+    BehindIndex,
+    BodyDamaged,
+    HoldfastError,
+    LeaderChanged,
+    NotLeader,
+    Overloaded,
+)
+from holdfast.client.protocol.messages import Inquiry, Request
+from holdfast.client.protocol.replies import Answer, GroupStats, Leased, Produced, QueueCreated, Settled
+from holdfast.client.protocol.values import QueueId, QueueSettings
+from holdfast.cluster.consensus import BATCH
+from holdfast.cluster.events import Role
+from holdfast.cluster.journal import Flush, Journal, Recovered
+from holdfast.cluster.membership import Configuration, Member
+from holdfast.cluster.messages import AppendEntries, AppendReply, Message
+from holdfast.cluster.raft import Raft, use_library_clock
+from holdfast.cluster.replica import HAND_OVER_MS, STALE_WAIT_MS, Replica
+from holdfast.cluster.state import Reached
+from holdfast.jepsen.simulation.state import MachineState
+from holdfast.storage.entry import decode_entry
+from holdfast.storage.tables import Table
+from tests.support.machine import START_MS, numbered, produce, session_id
+
+Q = QueueId(1)
+STATS = q.Stats(queue_id=Q, group="default")
+TICK_S = 0.01
+
+
+class Node:
+    """A replica with a disk that is as quick as it is told to be."""
+
+    def __init__(self, cluster: "Nodes", name: str, ruling: Configuration) -> None:
+        self._cluster = cluster
+        self.name = name
+        self.disk_hangs = False
+        self.silent = False  # it neither hears nor is heard
+        self.outcomes: dict[object, Answer | HoldfastError] = {}
+        self.state = MachineState(Reached(1, 0, 0, ruling), lambda *_: None)
+        self.raft = Raft(
+            me=name,
+            journal=Journal(Recovered(base=1, base_term=0, last=1)),
+            clock=cluster.clock,
+            rng=Random(name),
+            applied=1,
+            applied_term=0,
+            configuration=ruling,
+            wall_ms=lambda: cluster.wall_ms,
+        )
+        self.replica = Replica(raft=self.raft, state=self.state, clock=cluster.clock, wall_ms=lambda: cluster.wall_ms)
+        self._flush: Flush | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        return self._flush is not None and not self.disk_hangs
+
+    def turn(self) -> None:
+        if self._flush is not None and not self.disk_hangs:
+            flush, self._flush = self._flush, None
+            self.replica.durable(flush.lsn)
+        turn = self.replica.turn()
+        self._flush = turn.flush or self._flush
+        for token, outcome in turn.outcomes:
+            assert token not in self.outcomes, f"{token!r} has a second outcome"
+            self.outcomes[token] = outcome
+        for peer, message in turn.messages:
+            self._cluster.post.append((self.name, peer, message))
+
+    def ask(self, token: object, command: c.Command, session: int = 1, seq: int | None = None) -> None:
+        """Give a command to it; nothing happens before the next turn."""
+        if numbered(command) and seq is None:
+            self._cluster.numbers += 1
+        request = Request(
+            request_id=1,
+            command=command,
+            session=session_id(session),
+            request_seq=(seq or self._cluster.numbers) if numbered(command) else 0,
+        )
+        self.replica.request(token, "connection", request, 100)
+
+    def read(self, token: object, query: q.Query = STATS, **named: Any) -> None:
+        self.replica.inquire(token, Inquiry(request_id=1, query=query, **named), query)
+
+    def do(self, command: c.Command, session: int = 1) -> Any:
+        """A command and its reply."""
+        token = object()
+        self.ask(token, command, session)
+        self._cluster.run()
+        return self.reply(token)
+
+    def reply(self, token: object) -> Any:
+        outcome = self.outcomes[token]
+        assert isinstance(outcome, Answer), outcome
+        return outcome.reply
+
+    def has_stepped(self) -> bool:
+        """Whether the newest entry of its log is a step of time."""
+        return any(isinstance(command, c.TimeStep) for command in self.entries()[-1])
+
+    def entries(self) -> list[list[c.Command]]:
+        """The commands of every entry with commands, of the whole log."""
+        found, _ = self.raft.journal.read(2, 1 << 30)
+        data = [(index, command[1:]) for command, index, _ in found if command[:1] == BATCH]
+        return [[envelope.command for envelope, _ in decode_entry(*each).commands] for each in data]
+
+
+class Nodes:
+    """Some nodes that hear each other at once, and time that passes by hand."""
+
+    def __init__(self, *names: str) -> None:
+        self.now_s = 1_000.0
+        self.wall_error_ms = 0
+        self.numbers = 0  # of requests
+        self.post: list[tuple[str, str, Message]] = []
+        self.loses: Callable[[Message], bool] = lambda _: False
+        ruling = Configuration(tuple(Member(name, client_address=f"{name}:7401") for name in names))
+        self.nodes = {name: Node(self, name, ruling) for name in names}
+        for node in self.nodes.values():
+            for peer in names:
+                if peer != node.name:
+                    node.raft.connected(peer)
+
+    @property
+    def wall_ms(self) -> int:
+        return START_MS + int((self.now_s - 1_000.0) * 1_000) + self.wall_error_ms
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Let everything happen that can happen now; then let time pass, a tick at a time."""
+        self._exchange()
+        for _ in range(round(seconds / TICK_S)):
+            self.now_s += TICK_S
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for _ in range(12):
+            for node in self.nodes.values():
+                node.turn()
+            post, self.post = self.post, []
+            if not post and not any(node.is_writing for node in self.nodes.values()):
+                return
+            for sender, receiver, message in post:
+                heard = not (self.nodes[sender].silent or self.nodes[receiver].silent)
+                if heard and not self.loses(message):
+                    self.nodes[receiver].replica.deliver(sender, message)
+
+    def leader(self) -> Node:
+        """Whoever leads and serves now, or soon does."""
+        for _ in range(500):
+            serving = [node for node in self.nodes.values() if node.replica.serving and not node.silent]
+            if serving:
+                return serving[-1]
+            self.run(TICK_S)
+        raise AssertionError("nobody leads")
+
+
+@contextmanager
+def new_nodes(*names: str) -> Iterator[Nodes]:
+    """Nodes whose time is also the library's."""
+    made: list[Nodes] = []
+    former = use_library_clock(lambda: made[0].now_s if made else 1_000.0)
+    try:
+        made.append(Nodes(*names))
+        yield made[0]
+    finally:
+        use_library_clock(former)
+
+
+@contextmanager
+def nodes(*names: str) -> Iterator[tuple[Nodes, Node]]:
+    """They have a leader, two sessions and a queue."""
+    with new_nodes(*names) as cluster:
+        leader = cluster.leader()
+        for number in (1, 2):
+            leader.do(c.OpenSession(), number)
+        settings = QueueSettings(visibility_timeout_ms=2_000)
+        created = leader.do(c.CreateQueue(name="work", settings=settings))
+        assert isinstance(created, QueueCreated) and created.queue_id == Q
+        cluster.run(0.1)
+        yield cluster, leader
+
+
+@pytest.fixture
+def one() -> Iterator[tuple[Nodes, Node]]:
+    with nodes("a") as found:
+        yield found
+
+
+@pytest.fixture
+def three() -> Iterator[tuple[Nodes, Node]]:
+    with nodes("a", "b", "c") as found:
+        yield found
+
+
+def lease(wait_ms: int = 0, **named: Any) -> c.Lease:
+    return c.Lease(queue_id=Q, group="default", max_messages=10, wait_ms=wait_ms, **named)
+
+
+def ack(leased: Leased) -> c.AckBatch:
+    ranges = tuple((leased.lease_id, grant.first, grant.last) for grant in leased.grants)
+    return c.AckBatch(queue_id=Q, group="default", ranges=ranges)
+
+
+# Commands ------------------------------------------------------------------------------------------------
+
+
+def test_a_command_is_answered_from_its_place_once_it_is_on_disk(one: tuple[Nodes, Node]) -> None:
+    """Q2, and durable before answered."""
+    cluster, node = one
+    node.disk_hangs = True
+    node.ask("produce", produce(1, b"x"))
+    cluster.run(0.05)
+    assert "produce" not in node.outcomes
+    node.disk_hangs = False
+    cluster.run()
+    outcome = node.outcomes["produce"]
+    assert isinstance(outcome, Answer) and isinstance(outcome.reply, Produced)
+    assert (outcome.place.index, outcome.place.position) == (node.raft.journal.last, 0)
+
+
+def test_what_comes_while_the_disk_writes_becomes_one_entry(one: tuple[Nodes, Node]) -> None:
+    """Group commit."""
+    cluster, node = one
+    node.disk_hangs = True
+    before = len(node.entries())
+    for number in range(5):
+        node.ask(number, produce(1, b"x"))
+        node.turn()
+    node.disk_hangs = False
+    cluster.run()
+    assert [len(commands) for commands in node.entries()[before:]] == [1, 4]
+    assert [node.reply(number).first_version for number in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_the_leaders_own_commands_are_nobody_elses(one: tuple[Nodes, Node]) -> None:
+    cluster, node = one
+    node.ask("step", c.TimeStep(by_ms=1))
+    node.ask("touch", c.Touch(queue_id=Q))
+    cluster.run()
+    assert all(isinstance(node.outcomes[token], BadValue) for token in ("step", "touch"))
+
+
+def test_a_full_disk_refuses_messages_and_lets_go_of_them(one: tuple[Nodes, Node]) -> None:
+    cluster, node = one
+    node.do(produce(1, b"x"))
+    leased = node.do(lease())
+    node.replica.disk_limit = 1_000
+    node.ask("produce", produce(1, b"y"))
+    node.ask("together", c.Transaction(items=(ack(leased), produce(1, b"y"))))
+    cluster.run()
+    for token in ("produce", "together"):
+        refused = node.outcomes[token]
+        assert isinstance(refused, Overloaded) and refused.limit_name == "disk_free_bytes"
+    assert isinstance(node.do(ack(leased)), Settled)
+    node.replica.disk_limit = None
+    assert isinstance(node.do(produce(1, b"y")), Produced)
+
+
+def test_what_comes_before_a_leader_has_applied_its_first_entry_waits() -> None:
+    """T2, T3: before that it knows neither all steps of time nor what is due."""
+    with new_nodes("a") as cluster:
+        node = cluster.nodes["a"]
+        node.disk_hangs = True
+        while not node.replica.leads:
+            cluster.run(TICK_S)
+        node.ask("session", c.OpenSession())
+        node.ask("gone", c.OpenSession(), 2)
+        node.read("read", q.ListQueues())
+        node.replica.abandon(["gone"])
+        cluster.run(0.05)
+        assert not node.outcomes
+        node.disk_hangs = False
+        cluster.run(0.05)
+        assert set(node.outcomes) == {"session", "read"}
+
+
+# Leases --------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_brings_its_messages(one: tuple[Nodes, Node]) -> None:
+    _, node = one
+    node.do(produce(1, b"x", b"y"))
+    leased = node.do(lease())
+    assert isinstance(leased, Leased)
+    assert [(grant.first, grant.last) for grant in leased.grants] == [(1, 2)]
+    assert b"".join(bytes(batch.body) for batch in leased.batches) == b"xy"
+
+
+def test_an_empty_lease_is_no_entry(one: tuple[Nodes, Node]) -> None:
+    """L7."""
+    cluster, node = one
+    last = node.raft.journal.last
+    node.ask("lease", lease())
+    cluster.run(0.05)
+    outcome = node.outcomes["lease"]
+    assert isinstance(outcome, Answer) and outcome.place.position == -1
+    assert node.reply("lease").grants == () and node.raft.journal.last == last
+
+
+def test_a_lease_waits_until_something_comes(one: tuple[Nodes, Node]) -> None:
+    """L7."""
+    cluster, node = one
+    node.ask("lease", lease(5_000))
+    cluster.run(1.0)
+    assert "lease" not in node.outcomes
+    node.do(produce(1, b"x"), session=2)
+    assert node.reply("lease").grants
+    assert not len(node.replica.waiters)
+
+
+def test_a_lease_waits_until_a_delay_ends(one: tuple[Nodes, Node]) -> None:
+    """T3: the leader touches what somebody waits for."""
+    cluster, node = one
+    node.do(produce(1, MessageParts(b"x", delay_ms=700)))
+    node.ask("lease", lease(5_000), 2)
+    cluster.run(0.6)
+    assert "lease" not in node.outcomes
+    cluster.run(0.4)
+    assert node.reply("lease").grants
+
+
+def test_a_wait_ends_in_time(one: tuple[Nodes, Node]) -> None:
+    """L7."""
+    cluster, node = one
+    node.ask("lease", lease(1_000))
+    cluster.run(0.9)
+    assert "lease" not in node.outcomes
+    cluster.run(0.2)
+    assert node.reply("lease").grants == ()
+
+
+def test_who_has_gone_gets_nothing_and_leaves_nothing(one: tuple[Nodes, Node]) -> None:
+    cluster, node = one
+    node.ask("parked", lease(5_000))
+    node.ask("read", c.OpenSession(), 3)
+    node.replica.abandon(["parked", "read"])
+    before = len(node.entries())
+    node.do(produce(1, b"x"), session=2)
+    cluster.run(1.0)
+    assert [len(commands) for commands in node.entries()[before:]] == [1]
+    assert not {"parked", "read"} & set(node.outcomes)
+    assert not len(node.replica.waiters) and not len(node.replica.batcher)
+
+
+def test_a_retried_lease_is_answered_beside_the_first(one: tuple[Nodes, Node]) -> None:
+    """L4: the same request from a second connection; the first attempt still waits."""
+    cluster, node = one
+    node.ask("first", lease(5_000), seq=90)
+    node.ask("again", lease(5_000), seq=90)
+    node.do(produce(1, b"x"), session=2)
+    cluster.run(0.1)
+    first, again = node.reply("first"), node.reply("again")
+    assert first.lease_id == again.lease_id and again.replayed and not first.replayed
+
+
+def test_damage_is_no_answer(one: tuple[Nodes, Node]) -> None:
+    """Fail-stop: what is stored is not what was produced."""
+    cluster, node = one
+    node.do(produce(1, b"x" * 40))
+
+    def spoil(txn: Any) -> None:
+        key, blob = txn.first(Table.BLOB, b"\x00", b"\xff" * 16)
+        txn.put(Table.BLOB, key, blob[:-1] + b"y")
+
+    node.state.store.transact(spoil)
+    node.ask("lease", lease())
+    cluster.run(0.1)
+    assert isinstance(node.replica.damage, BodyDamaged)
+    assert "lease" not in node.outcomes and not node.replica.serving
+
+
+# Reads ---------------------------------------------------------------------------------------------------
+
+
+def test_a_current_read_sees_what_was_answered(three: tuple[Nodes, Node]) -> None:
+    """Q1."""
+    cluster, leader = three
+    leader.do(produce(1, b"x"))
+    leader.read("read")
+    cluster.run(0.1)
+    assert isinstance(leader.reply("read"), GroupStats) and leader.reply("read").ready == 1
+
+
+def test_a_leader_that_nobody_confirms_answers_no_read(three: tuple[Nodes, Node]) -> None:
+    """Q1: neither a query nor an empty lease."""
+    cluster, leader = three
+    leader.silent = True
+    leader.read("read")
+    leader.ask("lease", lease())
+    cluster.run(0.2)
+    assert not leader.outcomes.keys() & {"read", "lease"}
+    cluster.run(2.0)
+    assert isinstance(leader.outcomes["read"], NotLeader) and isinstance(leader.outcomes["lease"], NotLeader)
+
+
+def test_reads_share_the_touch_that_they_need(one: tuple[Nodes, Node]) -> None:
+    """Q1: what has fallen due is folded before a current read, once for all of them."""
+    cluster, node = one
+    node.do(produce(1, MessageParts(b"x", delay_ms=500)))
+    cluster.run(0.6)
+    before = len(node.entries())
+    for number in range(3):
+        node.read(number)
+    node.read("stale", stale=True)
+    cluster.run()
+    assert node.entries()[before:] == [[c.Touch(queue_id=Q)]]
+    assert [node.reply(number).ready for number in range(3)] == [1, 1, 1]
+    assert node.reply("stale").delayed == 1
+
+
+def test_a_stale_read_is_for_any_node_and_waits_for_its_index(three: tuple[Nodes, Node]) -> None:
+    """Q1."""
+    cluster, leader = three
+    follower = next(node for node in cluster.nodes.values() if node is not leader)
+    follower.read("now", stale=True)
+    follower.read("next", stale=True, min_index=leader.raft.journal.last + 1)
+    follower.read("far", stale=True, min_index=leader.raft.journal.last + 100)
+    cluster.run(0.1)
+    assert follower.reply("now").ready == 0 and not follower.outcomes.keys() & {"next", "far"}
+    leader.do(produce(1, b"x"))
+    cluster.run(0.2)
+    assert follower.reply("next").ready == 1 and "far" not in follower.outcomes
+    cluster.run(STALE_WAIT_MS / 1_000)
+    assert isinstance(follower.outcomes["far"], BehindIndex)
+
+
+def test_who_does_not_lead_says_who_does(three: tuple[Nodes, Node]) -> None:
+    cluster, leader = three
+    follower = next(node for node in cluster.nodes.values() if node is not leader)
+    follower.ask("command", produce(1, b"x"))
+    follower.read("query")
+    cluster.run()
+    for token in ("command", "query"):
+        outcome = follower.outcomes[token]
+        assert isinstance(outcome, NotLeader) and outcome.leader == f"{leader.name}:7401"
+
+
+# Leadership ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_lost_leader_has_goes_elsewhere_or_is_decided_by_the_log(three: tuple[Nodes, Node]) -> None:
+    """R16: parked and queued did not happen; what is in the log is open until the next leader's entry stands there."""
+    cluster, leader = three
+    leader.silent = True
+    leader.ask("parked", lease(30_000))
+    cluster.run()
+    leader.ask("in the log", produce(1, b"x"))
+    cluster.run()
+    leader.read("read")
+    cluster.run(2.0)
+    assert leader.raft.role != Role.LEADER
+    assert isinstance(leader.outcomes["parked"], NotLeader) and isinstance(leader.outcomes["read"], NotLeader)
+    assert "in the log" not in leader.outcomes
+    heir = cluster.leader()
+    assert heir is not leader
+    heir.do(produce(1, b"y"))
+    leader.silent = False
+    cluster.run(2.0)
+    outcome = leader.outcomes["in the log"]
+    assert isinstance(outcome, NotLeader) and outcome.leader == f"{heir.name}:7401"
+    assert not len(leader.replica.batcher)
+
+
+def test_what_a_lost_leader_had_in_the_log_may_have_happened(three: tuple[Nodes, Node]) -> None:
+    """R16: the followers have the entry, and the next leader commits it: it is answered after all."""
+    cluster, leader = three
+    cluster.loses = lambda message: isinstance(message, AppendReply)
+    leader.ask("in the log", produce(1, b"x"))
+    cluster.run(0.02)
+    leader.silent = True
+    cluster.loses = lambda _: False
+    cluster.run(2.0)
+    heir = cluster.leader()
+    assert heir.do(produce(1, b"y")).first_version == 2
+    leader.silent = False
+    cluster.run(2.0)
+    assert leader.reply("in the log").first_version == 1
+
+
+def test_what_a_snapshot_covers_is_not_known(three: tuple[Nodes, Node]) -> None:
+    cluster, leader = three
+    leader.silent = True
+    leader.ask("in the log", produce(1, b"x"))
+    cluster.run(2.0)
+    heir = cluster.leader()
+    for _ in range(3):
+        heir.do(produce(1, b"y"))
+    leader.state.become(heir.state)
+    leader.replica.installed()
+    cluster.run()
+    assert isinstance(leader.outcomes["in the log"], LeaderChanged)
+
+
+def test_commands_wait_for_the_end_of_a_hand_over(three: tuple[Nodes, Node]) -> None:
+    cluster, leader = three
+    other = next(node for node in cluster.nodes.values() if node is not leader)
+    assert leader.replica.hand_over(other.name)
+    leader.ask("meanwhile", produce(1, b"x"))
+    cluster.run(0.3)
+    assert cluster.leader() is other and not leader.replica.handing_over
+    assert isinstance(leader.outcomes["meanwhile"], NotLeader)
+
+
+def test_a_hand_over_that_fails_is_over_in_time(three: tuple[Nodes, Node]) -> None:
+    """The target hears nothing more of us; everybody else does not wait for it."""
+    cluster, leader = three
+    others = [node for node in cluster.nodes.values() if node is not leader]
+    others[0].silent = True
+    assert leader.replica.hand_over(others[0].name)
+    leader.ask("meanwhile", produce(1, b"x"))
+    cluster.run(HAND_OVER_MS / 1_000 - 0.1)
+    assert "meanwhile" not in leader.outcomes
+    cluster.run(0.2)
+    assert isinstance(leader.reply("meanwhile"), Produced) and not leader.replica.handing_over
+
+
+def test_nobody_can_take_over_from_one_alone(one: tuple[Nodes, Node]) -> None:
+    _, node = one
+    assert not node.replica.hand_over() and not node.replica.hand_over("nobody")
+    assert isinstance(node.do(produce(1, b"x")), Produced)
+
+
+# Time ----------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_time_stands_first_in_its_entry(one: tuple[Nodes, Node]) -> None:
+    """T2: what came with it is judged by the right time."""
+    cluster, node = one
+    cluster.wall_error_ms = 10_000
+    node.ask("produce", produce(1, b"x"))
+    cluster.run()
+    step, command = node.entries()[-1]
+    assert isinstance(step, c.TimeStep) and 9_000 < step.by_ms <= 10_000
+    assert isinstance(command, c.Produce)
+    outcome = node.outcomes["produce"]
+    assert isinstance(outcome, Answer) and abs(outcome.place.time_ms - cluster.wall_ms) < 100
+
+
+def test_nothing_is_formed_behind_a_step_before_it_is_applied(three: tuple[Nodes, Node]) -> None:
+    """T2: a stamp taken meanwhile would not know of the step, and a lease granted by it would lose that time."""
+    cluster, leader = three
+    leader.do(produce(1, b"x", b"y"))
+    cluster.wall_error_ms = 10_000
+    cluster.loses = lambda message: isinstance(message, AppendEntries | AppendReply) and leader.has_stepped()
+    while not leader.has_stepped():
+        cluster.run(TICK_S)
+    last = leader.raft.journal.last
+    leader.ask("lease", lease())
+    cluster.run(0.2)
+    assert leader.raft.journal.last == last
+    cluster.loses = lambda _: False
+    cluster.run(0.2)
+    leased = leader.reply("lease")
+    assert isinstance(leased, Leased) and leased.grants
+    assert leased.deadline_ms > cluster.wall_ms + 2_000 - 250
+
+
+def test_an_open_lease_is_given_a_stamp_every_second(one: tuple[Nodes, Node]) -> None:
+    """T2, S5: the lease ends on time though nobody asks for anything."""
+    cluster, node = one
+    node.do(produce(1, b"x"))
+    before = len(node.entries())
+    cluster.run(2.0)
+    assert len(node.entries()) == before
+    node.do(lease())
+    before = len(node.entries())
+    cluster.run(1.9)
+    assert node.entries()[before:] == [[], []]
+
+
+def test_a_message_that_cannot_be_moved_on_by_anybody_is_moved_by_the_leader(one: tuple[Nodes, Node]) -> None:
+    """T3: nobody waits, but what falls due moves a message to another queue."""
+    cluster, node = one
+    move = QueueSettings(visibility_timeout_ms=500, max_delivery_attempts=1, dlq_strategy="move", dlq_queue="work")
+    created = node.do(c.CreateQueue(name="other", settings=move))
+    node.do(produce(created.queue_id, b"x"))
+    assert node.do(c.Lease(queue_id=created.queue_id, group="default", max_messages=1)).grants
+    cluster.run(1.6)
+    assert node.do(lease()).grants
