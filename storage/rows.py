@@ -374,6 +374,8 @@ class GroupRow:
     gid: int
     g: int
     grave: int  # under which its dead rows stand; they outlive a seek, unless it drops them all by giving this up
+    shelf: int  # under which what is available, away or open again stands; a purge gives it up
+    hold: int  # under which its leases stand, but for auto-acked ones; a purge of what is in flight gives it up
     name: str
     settings_bytes: bytes
     start: int = 1
@@ -385,7 +387,7 @@ class GroupRow:
     holes: int = 0
     held: int = 0  # versions held back by P6
     held_passed: int = 0  # batches held back by P6 that begin below the cursor
-    redriven: int = 0  # runs of redriven versions, not settled again
+    redriven: int = 0  # runs of redriven versions, not settled again: rows of AGAIN
     in_flight: int = 0
     waiting: int = 0  # versions away after a nack
     acked: int = 0
@@ -409,6 +411,10 @@ class GroupRow:
     lease_due: int = NEVER  # no lease falls due before (lease time); a lower bound that saves a seek
     wait_due: int = NEVER
     pins: int = 0  # auto-acked ranges that a replay may still read
+    line: int = 0  # the tail at the last purge: what is not above it is settled, unless it is in OPEN or AGAIN
+    open_rows: int = 0
+    sort_from: int = 0  # leases of sort_from … sort_to, from before that purge, may hold versions that are not in
+    sort_to: int = 0  # OPEN or AGAIN yet; 0: none
 
     @property
     def settings(self) -> GroupSettings:

@@ -241,9 +241,9 @@ class View:
             row = self._sessions[session] = unpack_session(data) if data is not None else None
             return row
 
-    def flight(self, g: int, session: bytes) -> list[int]:
+    def flight(self, hold: int, session: bytes) -> list[int]:
         """[versions, leases] that a session has in flight in a group."""
-        key = session_key(g, session)
+        key = session_key(hold, session)
         try:
             return self._flights[key]
         except KeyError:
@@ -424,11 +424,11 @@ class State(View):
         self._sessions[session] = row
         self._dirty_sessions.add(session)
 
-    def add_flight(self, g: int, session: bytes, versions: int, leases: int) -> None:
-        row = self.flight(g, session)
+    def add_flight(self, hold: int, session: bytes, versions: int, leases: int) -> None:
+        row = self.flight(hold, session)
         row[0] += versions
         row[1] += leases
-        self._dirty_flights.add(session_key(g, session))
+        self._dirty_flights.add(session_key(hold, session))
 
     # Ids
 
@@ -437,6 +437,16 @@ class State(View):
         number: int = getattr(self.meta, counter) + 1
         setattr(self.meta, counter, number)
         return (self.meta.generation << GENERATION_SHIFT) | number
+
+    @property
+    def newest_lease(self) -> int:
+        """The id of the lease that was given out last; no other is above it."""
+        return (self.meta.generation << GENERATION_SHIFT) | self.meta.lease_ids
+
+    def new_scope(self) -> int:
+        """A new id of a group or of a part of its rows: to give up the old one gives up all that stands under it."""
+        self.meta.group_ids += 1
+        return self.meta.group_ids
 
     def next_blob(self) -> int:
         self.meta.blob_ids += 1
