@@ -8,7 +8,7 @@ from holdfast.client.protocol.commands import DropDead, Redrive
 from holdfast.client.protocol.errors import StateBroken
 from holdfast.client.protocol.replies import Purged, Redriven
 from holdfast.client.protocol.values import Columns
-from holdfast.storage import freeing, groups, history, produce, settled
+from holdfast.storage import freeing, groups, history, produce, settled, unfinished
 from holdfast.storage.rows import (
     CAUSES,
     DEAD,
@@ -58,6 +58,9 @@ def die(state: State, queue: QueueRow, group: GroupRow, spans: list[Span], cause
 
 def redrive(state: State, queue: QueueRow, group: GroupRow, command: Redrive) -> Redriven:
     """Bring the named deaths back; whatever is not that death any more is skipped (D4)."""
+    for other in state.groups(queue.q):
+        if other.gaps_to:
+            unfinished.refuse(state, other)  # it would take what is stored again for what it has not settled
     moves = groups.policy(queue, group).dlq_strategy == "move"
     asked = count = 0
     for lo, hi, dead_seq in command.dead:

@@ -124,7 +124,7 @@ def _lease_expires(state: State, queue: QueueRow, group: GroupRow, key: bytes, a
     if row.flags & LEASE_AUTO:
         leases.end_auto(state, queue, group, lease_id, row)
         return 1
-    survivors.sort_first(state, group, lease_id, row)
+    survivors.sort_first(state, group, lease_id, row.held)
     leases.end_lease(state, group, lease_id, row)
     n = sum(span.hi - span.lo + 1 for span in row.held)
     group.in_flight -= n

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from holdfast.client.protocol.replies import Explained
-from holdfast.storage import dead, groups, leases, ranges, reap, settled, survivors
+from holdfast.storage import dead, groups, leases, ranges, reap, settled, unfinished
 from holdfast.storage.rows import (
     CAUSES,
     REDRIVEN,
@@ -42,7 +42,7 @@ def version_reason(view: View, queue: QueueRow, group: GroupRow, version: int) -
     if batch is not None and not batch.due and version >= group.cursor and why is None:
         return _available(view, queue, group, version)
     lease = _lease_of(view, group, version)
-    return Explained(reason="freed") if lease is None else _leased(view, *lease)
+    return _settled(view, group, version, "freed") if lease is None else _leased(view, *lease)
 
 
 def group_reason(view: View, queue: QueueRow, group: GroupRow) -> Explained:
@@ -101,7 +101,7 @@ def _settled(view: View, group: GroupRow, version: int, why: str) -> Explained:
 
 def _available(view: View, queue: QueueRow, group: GroupRow, version: int) -> Explained:
     policy = groups.policy(queue, group)
-    group, _ = survivors.sorted_in(view, group)
+    group, _ = unfinished.finished(view, queue, group)
     if policy.max_in_flight is not None and group.in_flight >= policy.max_in_flight:
         return Explained(reason="in_flight_limit", facts=(("limit", policy.max_in_flight),))
     over = leases.cap_exceeded(view, group, policy)

@@ -4,7 +4,9 @@
 it cannot have.
 """
 
-from holdfast.storage import settled
+from collections.abc import Iterator
+
+from holdfast.storage import settled, sums
 from holdfast.storage.rows import BATCH_KEPT, BatchRow, GroupRow, QueueRow
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k1, k2, k3
@@ -23,6 +25,7 @@ def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
         queue.live_bytes += batch.body_bytes
     if batch.due:
         state.insert(Table.SCHED, k3(queue.q, batch.due, batch.first), k1(batch.count))
+        sums.count(state, queue.q, batch.first, batch.count)
     if batch.expires:
         state.insert(Table.TTL, k3(queue.q, batch.expires, batch.first), k1(batch.count))
     state.touch_queue(queue)
@@ -41,6 +44,7 @@ def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
         queue.live_bytes -= batch.body_bytes
     if batch.due:
         state.delete(Table.SCHED, k3(queue.q, batch.due, batch.first))
+        sums.count(state, queue.q, batch.first, -batch.count)
     if batch.expires:
         state.delete(Table.TTL, k3(queue.q, batch.expires, batch.first))
     state.touch_queue(queue)
@@ -96,20 +100,19 @@ def restore(state: State, queue: QueueRow, batch: BatchRow) -> None:
     store_batch(state, queue, batch)
 
 
-def gaps(view: View, queue: QueueRow, start: int) -> list[tuple[int, int]]:
-    """The ranges from `start` to the tail that are not stored."""
-    found = []
+def gaps(view: View, queue: QueueRow, start: int) -> Iterator[tuple[int, int]]:
+    """The ranges from `start` to the tail that are not stored, ascending."""
     if start < queue.low:
-        found.append((start, min(queue.low - 1, queue.tail)))
+        yield start, min(queue.low - 1, queue.tail)
+        start = queue.low
     if queue.freed_rows:
         before = view.txn.last(Table.FREED, k1(queue.q), k2(queue.q, start))
         if before is not None:
             hi = int.from_bytes(before[1], "big")
-            if hi >= start >= queue.low:
-                found.append((start, hi))
+            if hi >= start:
+                yield start, hi
         for key, data in view.txn.scan(Table.FREED, k2(queue.q, start), k2(queue.q, queue.tail + 1)):
-            found.append((int.from_bytes(key[8:], "big"), int.from_bytes(data, "big")))
-    return [(lo, hi) for lo, hi in found if lo <= hi]
+            yield int.from_bytes(key[8:], "big"), int.from_bytes(data, "big")
 
 
 def pin(state: State, group: GroupRow, ranges: list[tuple[int, int]]) -> None:

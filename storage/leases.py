@@ -11,7 +11,7 @@ from holdfast.client.protocol.commands import Lease
 from holdfast.client.protocol.errors import AckHoleCapExceeded, InFlightLimit, LeaseExpired, LeaseTooLong
 from holdfast.client.protocol.replies import Grant, Leased
 from holdfast.client.protocol.values import Columns, LeaseId
-from holdfast.storage import clock, freeing, groups, history, settled, survivors
+from holdfast.storage import clock, freeing, groups, history, settled, unfinished
 from holdfast.storage.effects import WakeConsumers
 from holdfast.storage.groups import Policy
 from holdfast.storage.rows import (
@@ -50,8 +50,8 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         return NOTHING
     room = min(_room(state, group, policy, session, command.auto_ack), command.max_messages)
     ceiling = NEVER
-    if group.sort_to and group.holes + group.in_flight > hole_cap(group, policy):
-        survivors.refuse_while_sorting(state, group)  # each version that is not sorted in makes one hole at most
+    if unfinished.most_holes(queue, group) > hole_cap(group, policy):
+        unfinished.refuse(state, group)
     over = cap_exceeded(state, group, policy)
     if over is not None:
         ceiling = group.settled_top

@@ -22,10 +22,9 @@ from holdfast.client.protocol.errors import (
 )
 from holdfast.client.protocol.replies import Done, Purged, QueueCreated, Started
 from holdfast.client.protocol.values import GroupSettings, QueueId, QueueSettings, Version
-from holdfast.storage import due, freeing, groups, reap, retention, settled, survivors
+from holdfast.storage import due, gaps, groups, reap, retention, settled, sums, survivors, unfinished
 from holdfast.storage.effects import EndLeases, WakeConsumers
 from holdfast.storage.rows import (
-    FREED,
     NEVER,
     GroupRow,
     QueueRow,
@@ -136,6 +135,9 @@ def seek(state: State, queue: QueueRow, group: GroupRow, command: Seek) -> Start
 
 def purge(state: State, queue: QueueRow, command: PurgeQueue, chosen: Sequence[GroupRow]) -> Purged:
     """Settle what is ready and delayed; the flags widen it to what is in flight and dead (G5)."""
+    for group in chosen:
+        if group.gaps_to:
+            unfinished.refuse(state, group)  # what it never had would be taken for purged
     count = sum(_purge_group(state, queue, group, command) for group in chosen)
     if any(group.sort_to for group in chosen):
         reap.release_later(state, queue, queue.low, queue.tail)
@@ -165,7 +167,7 @@ def _start(view: View, queue: QueueRow, asked: str | int) -> tuple[int, bool]:
     if asked == "earliest":
         if others and not retention.is_replay(queue.settings):
             for group in others:
-                survivors.refuse_while_sorting(view, group)
+                unfinished.refuse(view, group)
             return min(settled.lowest_unsettled(view, group) for group in others), False
         return queue.low, False
     assert isinstance(asked, int)
@@ -177,24 +179,14 @@ def _begin(state: State, queue: QueueRow, group: GroupRow, start: int) -> None:
     """Set a new generation to its start: what is not stored there counts as settled, what is delayed as held."""
     group.start = group.cursor = group.skip_to = group.known_from = start
     group.floor = group.settled_top = start - 1
-    for lo, hi in freeing.gaps(state, queue, start):
-        settled.add(state, group, lo, hi, FREED)
-        group.freed += hi - lo + 1
+    if queue.freed_rows and start <= queue.tail:
+        gaps.begin(state, queue, group)
+        if group.gaps_to:
+            reap.fill_later(state, group)
     if queue.sched_rows and start <= queue.tail:
-        group.held = _held_from(state, queue, start)
+        group.held = sums.delayed_from(state, queue, start)
         due.release_due(state, queue, group)
     state.touch_group(group)
-
-
-def _held_from(view: View, queue: QueueRow, start: int) -> int:
-    """Versions at or above `start` in batches with a due time."""
-    if start <= queue.low:
-        return queue.sched_versions
-    total = 0
-    for key, data in view.txn.scan(Table.SCHED, k1(queue.q), k1(queue.q + 1)):
-        first = int.from_bytes(key[16:], "big")
-        total += max(0, first + int.from_bytes(data, "big") - max(first, start))
-    return total
 
 
 def _end_generation(state: State, queue: QueueRow, group: GroupRow) -> None:

@@ -7,14 +7,14 @@ Every node works on the same tasks at the same entries, so their stores stay equ
 import struct
 from typing import Literal, get_args
 
-from holdfast.storage import freeing, settled, survivors
+from holdfast.storage import freeing, gaps, settled, survivors
 from holdfast.storage.effects import ReapSoon
 from holdfast.storage.rows import DeadRow, GroupRow, QueueRow, unpack_batch, unpack_dead
 from holdfast.storage.settled import PURGED
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, after, k1
 
-Task = Literal["rows", "dead", "batches", "release", "staged", "sort", "purged"]
+Task = Literal["rows", "dead", "batches", "release", "staged", "sort", "purged", "gaps"]
 _TASKS: tuple[Task, ...] = get_args(Task)
 _ROW = struct.Struct(">BBQQQ")
 
@@ -66,12 +66,17 @@ def sort_later(state: State, group: GroupRow) -> None:
     _add(state, "sort", Table.OPEN, group.q, group.shelf, 0)
 
 
+def fill_later(state: State, group: GroupRow) -> None:
+    """Gaps before a generation's time that one command could not take over."""
+    _add(state, "gaps", Table.FREED, group.q, group.g, 0)
+
+
 def forget_queue(state: State, queue: QueueRow) -> None:
     """All rows of a queue but its tombstone."""
     _add(state, "batches", Table.BATCH, queue.q, 0, 0)
     for table in (
         Table.SCHED, Table.TTL, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
-        Table.KEPT,
+        Table.KEPT, Table.SUM,
     ):  # fmt: skip
         if table == Table.PRODUCER or state.txn.first(table, k1(queue.q), after(k1(queue.q))) is not None:
             _add(state, "rows", table, queue.q, 0, 0)  # likewise those of PRODUCER
@@ -125,11 +130,14 @@ def _step(
             return budget - 1, True
         state.put(Table.REAP, key, _ROW.pack(_TASKS.index(task), table, scope, rest, hi))
         return 0, False
-    if task == "sort":
-        group = next((group for group in state.groups(scope) if group.shelf == lo), None)
-        if group is None:
-            return budget - 1, True  # purged again, at another place or gone: those leases are no affair of this task
-        return survivors.sort(state, group, budget), not group.sort_to
+    if task in ("sort", "gaps"):
+        queue = state.queue(scope)
+        group = next((group for group in state.groups(scope) if lo in (group.shelf, group.g)), None)
+        if queue is None or group is None:
+            return budget - 1, True  # purged again, at another place or gone: what is left is no affair of this task
+        if task == "sort":
+            return survivors.sort(state, group, budget), not group.sort_to
+        return gaps.take_over(state, queue, group, budget), not group.gaps_to
     prefix = k1(scope)
     rows = []
     for row in state.txn.scan(table, prefix, after(prefix)):

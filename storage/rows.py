@@ -415,6 +415,9 @@ class GroupRow:
     open_rows: int = 0
     sort_from: int = 0  # leases of sort_from … sort_to, from before that purge, may hold versions that are not in
     sort_to: int = 0  # OPEN or AGAIN yet; 0: none
+    sort_version: int = 0  # ranges of the lease sort_from that begin below it are sorted in
+    gaps_from: int = 0  # what was not stored of gaps_from … gaps_to when this generation began is not in DONE yet;
+    gaps_to: int = 0  # 0: all of it is
 
     @property
     def settings(self) -> GroupSettings:

@@ -150,7 +150,6 @@ class Taking:
                 self._refused.append(RefusedRange(lease_id, first, last, error.code))
                 return []
             self._open[lease_id] = row
-            survivors.sort_first(self._state, self._group, lease_id, row)
         self.row = row
         taken, rest = _split(row.held, first, last)
         n = sum(span.hi - span.lo + 1 for span in taken)
@@ -159,6 +158,7 @@ class Taking:
                 if code:
                     self._refused.append(RefusedRange(lease_id, lo, hi, code))
         if n:
+            survivors.sort_first(self._state, self._group, lease_id, taken)
             row.held = rest
             self._count += n
             self._group.in_flight -= n

@@ -44,6 +44,7 @@ class Table(IntEnum):
     DEAD_AT = 30  # grave lo dead_seq -> nothing: a version may have died in several generations
     OPEN = 31  # shelf lo -> hi: not above the purge line and not settled: in flight when the purge came (G5)
     AGAIN = 32  # shelf lo -> hi: redriven, and not settled again
+    SUM = 33  # q level block -> versions of delayed batches that begin in it
 
 
 TABLES = tuple(table.name.lower() for table in Table)

@@ -49,7 +49,7 @@ from holdfast.client.protocol.replies import (
     VersionsFound,
 )
 from holdfast.client.protocol.values import Place, QueueId
-from holdfast.storage import dead_letters, explain, groups, history, produce, retention, staging, survivors
+from holdfast.storage import dead_letters, explain, groups, history, produce, retention, staging, survivors, unfinished
 from holdfast.storage.rows import GroupRow, QueueRow
 from holdfast.storage.state import View
 from holdfast.storage.store import ReadTxn
@@ -145,7 +145,7 @@ def _list_queues(view: View, query: ListQueues) -> QueuesListed:
 
 
 def _stats(view: View, queue: QueueRow, group: GroupRow) -> GroupStats:
-    group, lowest = survivors.sorted_in(view, group)
+    group, lowest = unfinished.finished(view, queue, group)
     oldest = view.next_batch(queue.q, lowest) if lowest <= queue.tail else None
     return GroupStats(
         produced=groups.produced(queue, group),

@@ -193,7 +193,7 @@ BY_HOLD = (Table.LEASE, Table.LEASE_DUE, Table.FLIGHT)
 BY_GRAVE = (Table.DEAD, Table.DEAD_DUE, Table.DEAD_AT)
 BY_QUEUE = (
     Table.BATCH, Table.SCHED, Table.TTL, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
-    Table.KEPT,
+    Table.KEPT, Table.SUM,
 )  # fmt: skip
 
 

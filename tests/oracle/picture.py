@@ -11,7 +11,7 @@ from holdfast.client.protocol import columns as cutting
 from holdfast.client.protocol.values import Stream, TxnId
 from holdfast.jepsen.model import groups as model_groups
 from holdfast.jepsen.model.machine import Model
-from holdfast.storage import dead, groups, history, leases, produce, reap, retention, settled, staging, survivors
+from holdfast.storage import dead, groups, history, leases, produce, reap, retention, settled, staging, unfinished
 from holdfast.storage.rows import (
     BEGUN,
     CAUSES,
@@ -190,7 +190,7 @@ def _group(view: View, queue: QueueRow, group: GroupRow) -> Picture:
                 state = "delayed" if waits else "ready"
                 _put(view, queue, lives, Span(version, version), state, waits, held=bool(waits))
     policy = groups.policy(queue, group)
-    exact, _ = survivors.sorted_in(view, group)
+    exact, _ = unfinished.finished(view, queue, group)
     names = ("acked", "dead", "moved", "discarded", "cancelled", "purged", "trimmed")
     return {
         "start": group.start,
@@ -199,8 +199,8 @@ def _group(view: View, queue: QueueRow, group: GroupRow) -> Picture:
         "cap": leases.hole_cap(exact, policy),
         "expired": group.expired,
         "counters": {
-            "produced": groups.produced(queue, group),
-            "ready": groups.ready(queue, group),
+            "produced": groups.produced(queue, exact),
+            "ready": groups.ready(queue, exact),
             "delayed": groups.delayed(group),
             "in_flight": group.in_flight,
             **{name: getattr(group, name) for name in names},

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from holdfast.storage import digest, groups, leases, ranges, reap, settled, survivors
+from holdfast.storage import digest, gaps, groups, leases, ranges, reap, settled, sums, survivors, unfinished
 from holdfast.storage.rows import (
     LEASE_AUTO,
     REDRIVE,
@@ -41,17 +41,21 @@ def check(txn: ReadTxn) -> None:
         assert queue.stored_bytes == sum(batch.body_bytes for batch in batches)
         assert queue.sched_rows == sum(1 for batch in batches if batch.due)
         assert queue.sched_versions == sum(batch.count for batch in batches if batch.due)
+        for start in (queue.low, queue.low + 1, (queue.low + queue.tail) // 2, queue.tail):
+            assert sums.delayed_from(view, queue, start) == sum(
+                batch.last - max(batch.first, start) + 1 for batch in batches if batch.due and batch.last >= start
+            ), "sums differ from the batches"
         assert queue.ttl_rows == sum(1 for batch in batches if batch.expires)
         live = [batch for batch in batches if not batch.flags]
         assert queue.live_count == sum(batch.count for batch in live)
         assert queue.live_bytes == sum(batch.body_bytes for batch in live)
-        gaps = set(range(queue.low, queue.tail + 1)) - set(stored)
+        absent = set(range(queue.low, queue.tail + 1)) - set(stored)
         freed = [
             v
             for key, data in txn.scan(Table.FREED, k1(q), k1(q + 1))
             for v in range(int.from_bytes(key[8:], "big"), int.from_bytes(data, "big") + 1)
         ]
-        assert freed == sorted(gaps), (freed, gaps)
+        assert freed == sorted(absent), (freed, absent)
         for batch in batches:
             assert blobs[batch.blob] == 1
         for group in view.groups(q):
@@ -114,6 +118,10 @@ def _check_group(view: View, q: int, name: str) -> None:
     for version in range(max(group.start, group.known_from), group.line + 1):
         if version not in where:
             where[version] = done[version] = "purged"
+    for lo, hi in gaps.missing(view, queue, group):
+        put(lo, hi, "freed")
+        done |= dict.fromkeys(range(lo, hi + 1), "freed")
+    exact, lowest = unfinished.finished(view, queue, group)
     held_batches = 0
     for batch in view.batches(q, 1, queue.tail):
         if batch.due and leases.is_held(group, batch):
@@ -134,16 +142,15 @@ def _check_group(view: View, q: int, name: str) -> None:
     assert states["waiting"] == group.waiting
     assert states["leased"] == group.in_flight
     for reason in ("acked", "discarded", "cancelled", "trimmed", "freed"):
-        assert states[reason] == getattr(group, reason), (name, reason, states[reason], getattr(group, reason))
+        assert states[reason] == getattr(exact, reason), (name, reason, states[reason], getattr(exact, reason))
     for reason in ("dead", "moved", "purged"):  # parked rows of earlier generations have no place in this one
         outside = getattr(group, reason) - states[reason]
         assert 0 <= outside <= group.carried, (name, reason, states[reason], getattr(group, reason), group.carried)
-    assert states["ready"] == groups.ready(queue, group), (states, groups.ready(queue, group))
+    assert states["ready"] == groups.ready(queue, exact), (states, groups.ready(queue, exact))
     settled_or_redriven = sorted(v for v in done if v >= group.start)
     floor = group.start - 1
     while floor + 1 in done or group.start <= floor + 1 < group.known_from:
         floor += 1
-    exact, lowest = survivors.sorted_in(view, group)
     assert exact.floor == floor, (exact.floor, floor)
     assert lowest == min([floor + 1, *redriven])
     above = [v for v in settled_or_redriven if v > floor]
@@ -163,4 +170,3 @@ def _check_line(view: View, group: GroupRow, where: dict[int, str], redriven: se
     unsettled = {v for v, place in where.items() if place in ("ready", "waiting", "leased") and v <= group.line}
     assert {v for lo, hi in opened + plain for v in range(lo, hi + 1)} == unsettled - redriven
     assert {v for lo, hi in reopened + again for v in range(lo, hi + 1)} == redriven
-    assert not group.sort_to or group.in_flight
