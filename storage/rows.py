@@ -7,6 +7,7 @@ Rows that many commands of one entry touch are small mutable objects, kept by `s
 import struct
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from holdfast.client.protocol.values import (
@@ -457,6 +458,8 @@ def _layout(kind: type) -> tuple[struct.Struct, tuple[str, ...]]:
 
 _QUEUE, _QUEUE_NAMES = _layout(QueueRow)
 _GROUP, _GROUP_NAMES = _layout(GroupRow)
+_GROUP_NUMBERS = attrgetter(*_GROUP_NAMES)
+_GROUP_IDS = [f.name for f in fields(GroupRow)].index("name")  # whole numbers that stand before the texts
 _META_NAMES = tuple(f.name for f in fields(Meta) if f.type in (int, "int") and f.name != "digest")
 _META = struct.Struct(f">{len(_META_NAMES)}Q16sHH")
 
@@ -473,14 +476,13 @@ def unpack_queue(data: bytes) -> QueueRow:
 
 
 def pack_group(row: GroupRow) -> bytes:
-    numbers = _GROUP.pack(*[getattr(row, name) for name in _GROUP_NAMES])
-    return numbers + pack_text(row.name) + row.settings_bytes
+    return _GROUP.pack(*_GROUP_NUMBERS(row)) + pack_text(row.name) + row.settings_bytes
 
 
 def unpack_group(data: bytes) -> GroupRow:
-    numbers = dict(zip(_GROUP_NAMES, _GROUP.unpack_from(data), strict=True))
+    numbers = _GROUP.unpack_from(data)
     name, at = unpack_text(data, _GROUP.size)
-    return GroupRow(name=name, settings_bytes=data[at:], **numbers)
+    return GroupRow(*numbers[:_GROUP_IDS], name, data[at:], *numbers[_GROUP_IDS:])  # type: ignore[call-arg]
 
 
 def pack_meta(row: Meta) -> bytes:
