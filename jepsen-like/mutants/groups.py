@@ -27,7 +27,7 @@ GROUPS_MUTANTS = (
         rule="G2",
         file="storage/queues.py",
         old="ids = state.new_scope(), group.grave, state.new_scope(), state.new_scope()",
-        new="ids = state.new_scope(), group.grave, state.new_scope(), group.hold",
+        new="ids = group.g, group.grave, group.shelf, group.hold",
         tests=(GROUPS,),
     ),
     Mutant(
