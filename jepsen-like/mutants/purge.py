@@ -3,6 +3,7 @@
 from holdfast.jepsen.mutants.mutant import Mutant
 
 PURGE = "tests/unit/storage/test_purge_and_seek.py"
+COST = "tests/unit/storage/test_purge_cost.py"
 
 PURGE_MUTANTS = (
     Mutant(
@@ -91,7 +92,7 @@ PURGE_MUTANTS = (
         file="storage/survivors.py",
         old="sort(state, group, state.limits.reap_rows)",
         new="sort(state, group, 1 << 30)",
-        tests=(PURGE,),
+        tests=(COST,),
     ),
     Mutant(
         name="a-purge-takes-leases-for-settled",
@@ -275,7 +276,7 @@ PURGE_MUTANTS = (
         file="storage/gaps.py",
         old="take_over(state, queue, group, state.limits.reap_rows)",
         new="take_over(state, queue, group, 1 << 30)",
-        tests=(PURGE,),
+        tests=(COST,),
     ),
     Mutant(
         name="a-gap-swallows-what-was-settled",

@@ -1,11 +1,10 @@
-"""Rule G5: purge and seek cost the same whatever is open, and are complete at once, whatever comes before the rest.
+"""Rule G5: purge and seek are complete at once, whatever comes before the rest of them is done.
 
-The first part counts operations of the store. In the second, `reap_rows` is one, so that what is left to later entries
-stays undone for as long as a test wants; the tables are checked against themselves after every entry.
+`reap_rows` is one, so that what is left to later entries stays undone for as long as a test wants; the tables are
+checked against themselves after every entry.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from holdfast.client.protocol.commands import (
     AckBatch,
     Command,
     CreateGroup,
-    CreateQueue,
     DeleteGroup,
     DeleteQueue,
     Extend,
@@ -25,240 +23,25 @@ from holdfast.client.protocol.commands import (
     Redrive,
     Release,
     Seek,
-    SetLimits,
     Touch,
 )
 from holdfast.client.protocol.errors import LeaseExpired, Overloaded
-from holdfast.client.protocol.queries import DeadLetters, DescribeQueue, Explain, Peek, Stats
 from holdfast.client.protocol.replies import (
-    DeadListed,
     Done,
-    Explained,
     Extended,
     Failed,
-    GroupStats,
     Leased,
-    Messages,
     Produced,
     Purged,
-    QueueDescribed,
     Redriven,
-    Reply,
     Settled,
     Started,
 )
-from holdfast.client.protocol.values import LeaseId, QueueId, QueueSettings, Version
-from holdfast.storage.bench_floor import RecordingTxn, Trace
-from holdfast.storage.memory_store import MemoryStore
-from holdfast.storage.store import WriteTxn
-from holdfast.storage.tables import TABLES, Table
+from holdfast.client.protocol.values import LeaseId, Version
+from holdfast.storage.tables import Table
 from tests.support import invariants
 from tests.support.machine import Machine, produce
-
-Q = QueueId(1)
-FEW, MANY = 10, 5_000
-T = TypeVar("T")
-
-
-class RecordingStore(MemoryStore):
-    def __init__(self) -> None:
-        super().__init__(TABLES)
-        self.trace = Trace()
-
-    def transact(self, work: Callable[[WriteTxn], T]) -> T:
-        self.trace = Trace()
-        return super().transact(lambda txn: work(RecordingTxn(txn, self.trace)))
-
-
-class Watched(Machine):
-    """A machine that says what its last entry cost, and checks its tables after every one."""
-
-    def __init__(
-        self, messages: int = 0, *, reap_rows: int = 1, groups: tuple[str, ...] = ("default",), **settings: Any
-    ):
-        self._recording = RecordingStore()
-        super().__init__(self._recording)
-        self.checked = False
-        self.do(OpenSession(consumer_id="worker"))
-        self.do(OpenSession(consumer_id="other"), session=2)
-        self.do(CreateQueue(name="q", settings=QueueSettings(**settings), groups=groups))
-        for _ in range(messages):
-            self.do(produce(Q, b"m"))
-        self.do(SetLimits(changes=(("reap_rows", reap_rows),)))
-
-    def do(self, command: Command, session: int = 1) -> Reply:
-        reply = super().do(command, session)
-        if self.checked:
-            self.check()
-        return reply
-
-    def together(self, *commands: Command) -> list[Reply]:
-        """Several commands in one entry."""
-        return [answer.reply for answer in self.entry([self.envelope(command) for command in commands])]
-
-    def check(self) -> None:
-        with self.store.read() as txn:
-            invariants.check(txn)
-
-    @property
-    def cost(self) -> int:
-        return len(self._recording.trace.operations)
-
-    def rows(self, table: Table) -> int:
-        with self.store.read() as txn:
-            return sum(1 for _ in txn.scan(table, b"", b"\xff" * 64))
-
-    def finish(self) -> None:
-        """As many entries as it takes until nothing is left to be done."""
-        for _ in range(20_000):
-            if not self.rows(Table.REAP):
-                return
-            super().do(Touch(queue_id=Q))
-            if self.checked:
-                self.check()
-        raise AssertionError("reaping does not end")
-
-    def take(self, count: int = 1, session: int = 1, **named: Any) -> Leased:
-        reply = self.do(Lease(queue_id=Q, group="default", max_messages=count, **named), session)
-        assert isinstance(reply, Leased), reply
-        return reply
-
-    def ack(self, lease: int, first: int, last: int) -> Reply:
-        return self.do(AckBatch(queue_id=Q, group="default", ranges=((lease, first, last),)))
-
-    def nack(self, lease: int, first: int, last: int, **named: Any) -> Reply:
-        return self.do(Nack(queue_id=Q, group="default", ranges=((lease, first, last),), **named))
-
-    def stats(self, group: str = "default") -> GroupStats:
-        """The counters, which must add up (G4)."""
-        reply = self.ask(Stats(queue_id=Q, group=group))
-        assert isinstance(reply, GroupStats), reply
-        states = (reply.ready, reply.delayed, reply.in_flight, reply.acked, reply.dead, reply.moved)
-        assert reply.produced == sum(states) + reply.discarded + reply.cancelled + reply.purged + reply.trimmed
-        return reply
-
-    def why(self, *versions: int) -> list[str]:
-        found = []
-        for version in versions:
-            reply = self.ask(Explain(queue_id=Q, group="default", version=version))
-            assert isinstance(reply, Explained), reply
-            found.append(reply.reason)
-        return found
-
-    def peeked(self) -> list[int]:
-        reply = self.ask(Peek(queue_id=Q, group="default", limit=1_000))
-        assert isinstance(reply, Messages), reply
-        return [batch.first + index for batch in reply.batches for index in range(batch.columns.count)]
-
-    def dead(self) -> list[int]:
-        reply = self.ask(DeadLetters(queue_id=Q))
-        assert isinstance(reply, DeadListed), reply
-        return [row.version for row in reply.rows]
-
-    def stored(self) -> int:
-        reply = self.ask(DescribeQueue(name="q"))
-        assert isinstance(reply, QueueDescribed), reply
-        return reply.stored_messages
-
-
-# What they cost ------------------------------------------------------------------------------------------
-
-
-def singles(lease: int, versions: range) -> tuple[tuple[int, int, int], ...]:
-    return tuple((lease, version, version) for version in versions)
-
-
-def with_leases(machine: Watched, n: int) -> None:
-    machine.do(produce(Q, *[b"m"] * 2 * n))
-    lease = Lease(queue_id=Q, group="default", max_messages=1)
-    for _ in range(0, n, 100):
-        machine.together(*[lease] * min(n, 100))
-
-
-def with_one_lease(machine: Watched, n: int) -> int:
-    machine.do(produce(Q, *[b"m"] * 2 * n))
-    return machine.take(2 * n).lease_id
-
-
-def with_returned_ranges(machine: Watched, n: int) -> None:
-    lease = with_one_lease(machine, n)
-    machine.do(Release(queue_id=Q, group="default", ranges=singles(lease, range(1, 2 * n + 1, 2))))
-    machine.nack(lease, 1, 2 * n, delay_ms=0)
-
-
-def with_delayed_ranges(machine: Watched, n: int) -> None:
-    lease = with_one_lease(machine, n)
-    machine.do(Nack(queue_id=Q, group="default", ranges=singles(lease, range(1, 2 * n + 1, 2)), delay_ms=60_000))
-    machine.nack(lease, 1, 2 * n, delay_ms=60_000)
-
-
-def with_holes(machine: Watched, n: int) -> None:
-    lease = with_one_lease(machine, n)
-    machine.do(AckBatch(queue_id=Q, group="default", ranges=singles(lease, range(2, 2 * n + 1, 2))))
-
-
-def with_dead_rows(machine: Watched, n: int) -> None:
-    lease = with_one_lease(machine, n)
-    machine.do(Nack(queue_id=Q, group="default", ranges=singles(lease, range(1, 2 * n + 1, 2)), dead=True))
-
-
-def with_redriven_ranges(machine: Watched, n: int) -> None:
-    with_dead_rows(machine, n)
-    deaths = tuple((2 * number - 1, 2 * number - 1, number) for number in range(1, n + 1))
-    machine.do(Redrive(queue_id=Q, group="default", dead=deaths))
-
-
-def with_delayed_batches(machine: Watched, n: int) -> None:
-    for _ in range(0, n, 100):
-        machine.together(*[produce(Q, MessageParts(b"m", delay_ms=60_000))] * min(n, 100))
-
-
-def with_freed_ranges(machine: Watched, n: int) -> None:
-    for _ in range(0, n, 100):
-        machine.together(*[produce(Q, b"m")] * 2 * min(n, 100))
-    lease = machine.take(2 * n).lease_id
-    machine.do(AckBatch(queue_id=Q, group="default", ranges=singles(lease, range(2, 2 * n + 1, 2))))
-
-
-OPEN = (
-    with_leases, with_returned_ranges, with_delayed_ranges, with_holes, with_dead_rows, with_redriven_ranges,
-    with_delayed_batches, with_freed_ranges,
-)  # fmt: skip
-
-
-def cost(fill: Callable[[Watched, int], None], n: int, command: Command, reap_rows: int) -> int:
-    machine = Watched(reap_rows=reap_rows, max_ack_holes=100_000)
-    fill(machine, n)
-    machine.finish()
-    reply = machine.do(command)
-    assert isinstance(reply, Purged | Started), reply
-    return machine.cost
-
-
-@pytest.mark.parametrize("wider", [{}, {"in_flight": True}, {"dead": True}, {"in_flight": True, "dead": True}], ids=str)
-@pytest.mark.parametrize("fill", OPEN)
-def test_a_purge_costs_the_same_whatever_is_open(fill: Callable[[Watched, int], None], wider: dict[str, bool]) -> None:
-    """G5: with five thousand leases, ranges, holes, dead rows or delayed batches as with ten."""
-    purge = PurgeQueue(queue_id=Q, **wider)  # type: ignore[arg-type]
-    few, many = cost(fill, FEW, purge, 4), cost(fill, MANY if not wider else MANY // 10, purge, 4)
-    assert many <= few + 8, f"{many} operations instead of {few}"
-
-
-@pytest.mark.parametrize("to", ["earliest", 2, 9, "latest"])
-@pytest.mark.parametrize("fill", OPEN)
-def test_a_seek_costs_the_same_whatever_is_open(fill: Callable[[Watched, int], None], to: Any) -> None:
-    """G5: there are as many leases, ranges, holes, dead rows, delayed batches and freed ranges as there may be."""
-    seek = Seek(queue_id=Q, group="default", to=to)
-    few, many = cost(fill, FEW, seek, 4), cost(fill, MANY if to == 2 else MANY // 10, seek, 4)
-    blocks = 2 * 64 if fill is with_delayed_batches else 0  # of at most 64 batches or blocks on each of two levels
-    assert many <= few + 8 + blocks, f"{many} operations instead of {few}"
-
-
-@pytest.mark.parametrize("fill", OPEN)
-def test_a_purge_and_a_seek_keep_to_their_budget(fill: Callable[[Watched, int], None]) -> None:
-    """G5: with `reap_rows` as it is by default, a purge does at most so much of what later entries would do."""
-    for command in (PurgeQueue(queue_id=Q), Seek(queue_id=Q, group="default", to="earliest")):
-        assert cost(fill, MANY // 2, command, 256) <= 256 * 16
+from tests.support.watched import Q, Watched, singles
 
 
 def test_a_seek_counts_delayed_messages_from_any_version() -> None:
