@@ -303,11 +303,11 @@ PURGE_MUTANTS = (
         tests=(PURGE,),
     ),
     Mutant(
-        name="a-seek-counts-one-level-of-blocks",
+        name="a-seek-counts-blocks-on-two-levels",
         rule="G5",
         file="storage/sums.py",
-        old="LEVELS = 4\n",
-        new="LEVELS = 1\n",
+        old="end = -(-end >> ((level + 1) * BITS))",
+        new="end = (end >> ((level + 1) * BITS))",
         tests=(PURGE,),
     ),
     Mutant(

@@ -11,6 +11,7 @@ import pytest
 from holdfast.client.protocol.columns import MessageParts
 from holdfast.client.protocol.commands import (
     AckBatch,
+    Cancel,
     Command,
     CreateGroup,
     DeleteGroup,
@@ -53,6 +54,36 @@ def test_a_seek_counts_delayed_messages_from_any_version() -> None:
         assert machine.do(Seek(queue_id=Q, group="default", to=start)) == Started(version=Version(start), moved=False)
         delayed = sum(1 for version in range(start, 801) if version % 2)
         assert (machine.stats().delayed, machine.stats().ready) == (delayed, 801 - start - delayed)
+
+
+def test_a_seek_counts_a_part_of_a_delayed_batch_and_none_that_is_gone() -> None:
+    """G5, G4: a batch counts from the start on, and no more when it was cancelled."""
+    machine = Watched(reap_rows=256)
+    machine.checked = True
+    machine.do(produce(Q, b"first"))
+    for _ in range(30):
+        machine.do(produce(Q, *[MessageParts(b"m", delay_ms=60_000)] * 10))
+    machine.do(Cancel(queue_id=Q, versions=((102, 111), (113, 114))))
+    for start, delayed in ((2, 288), (5, 285), (100, 190), (103, 188), (110, 188), (113, 187), (250, 52)):
+        machine.do(Seek(queue_id=Q, group="default", to=start))
+        assert (start, machine.stats().delayed) == (start, delayed)
+
+
+def test_a_purge_below_leased_messages_settles_no_further() -> None:
+    """L5: over the cap only versions below the highest settled one are delivered, and that is not the line."""
+    machine = Watched(6, max_ack_holes=1)
+    machine.checked = True
+    for _ in range(6):
+        machine.take()
+    for version in (2, 4):
+        machine.nack(version, version, version, delay_ms=0)
+    machine.do(PurgeQueue(queue_id=Q))
+    machine.finish()
+    machine.nack(6, 6, 6, delay_ms=0)
+    refused = machine.do(Lease(queue_id=Q, group="default", max_messages=1))
+    assert isinstance(refused, Failed) and refused.error.facts["holes"] == 2
+    machine.nack(3, 3, 3, delay_ms=0)
+    assert [(grant.first, grant.last) for grant in machine.take(100).grants] == [(3, 3)]
 
 
 # What is true at once, and what may come before the rest is done -----------------------------------------
@@ -192,6 +223,10 @@ def test_a_purge_of_what_is_in_flight_ends_its_leases() -> None:
     machine.do(Touch(queue_id=Q))
     machine.finish()
     assert machine.stored() == 30
+    machine.do(PurgeQueue(queue_id=Q, in_flight=True))
+    machine.finish()
+    left = {table.name: machine.rows(table) for table in (Table.LEASE, Table.LEASE_DUE, Table.FLIGHT, Table.PIN)}
+    assert set(left.values()) == {0}, left
 
 
 def test_new_messages_are_leased_and_acked_before_a_purge_is_done() -> None:
@@ -213,6 +248,39 @@ def test_new_messages_are_leased_and_acked_before_a_purge_is_done() -> None:
     assert (machine.stats().holes, machine.stored()) == (0, 0)
 
 
+def test_one_lease_of_many_ranges_is_sorted_in_range_by_range() -> None:
+    """G5, S1: what is settled of it in between is settled once, before or after its turn."""
+    machine = Watched(13)
+    lease = machine.take(12).lease_id
+    machine.do(Release(queue_id=Q, group="default", ranges=singles(lease, range(1, 13, 2))))
+    machine.checked = True
+    assert machine.do(PurgeQueue(queue_id=Q)) == Purged(count=7)
+    for version in (2, 12, 6, 4):
+        assert machine.ack(lease, version, version) == Settled(count=1)
+        assert machine.stats().in_flight == len(machine.peeked())
+    assert machine.why(2, 4, 6, 8, 10, 12) == ["acked"] * 3 + ["leased"] * 2 + ["acked"]
+    machine.finish()
+    assert (machine.stats().holes, machine.stored()) == (2, 2)
+    machine.nack(lease, 8, 10, delay_ms=0)
+    assert [(grant.first, grant.last) for grant in machine.take(100).grants] == [(8, 8), (10, 10)]
+
+
+def test_leases_side_by_side_leave_no_hole_between_them() -> None:
+    """L5: a purge around three neighbours makes one hole above them, and none in their midst."""
+    machine = Watched(6)
+    for _ in range(5):
+        machine.take()
+    machine.nack(1, 1, 1, delay_ms=0)
+    machine.nack(5, 5, 5, delay_ms=0)
+    machine.checked = True
+    machine.do(PurgeQueue(queue_id=Q))
+    assert machine.stats().holes == 1
+    machine.finish()
+    assert (machine.stats().holes, machine.rows(Table.OPEN)) == (1, 1)
+    machine.ack(3, 3, 3)
+    assert (machine.stats().holes, machine.rows(Table.OPEN)) == (2, 2)
+
+
 def test_the_last_version_may_be_leased_when_a_purge_comes() -> None:
     """L5: what is settled ends below it, and is one hole less."""
     machine = Watched(4)
@@ -222,6 +290,7 @@ def test_the_last_version_may_be_leased_when_a_purge_comes() -> None:
     machine.nack(2, 2, 2, delay_ms=0)
     assert machine.do(PurgeQueue(queue_id=Q)) == Purged(count=1)
     assert machine.stats().holes == 1
+    machine.do(Touch(queue_id=Q))
     machine.do(produce(Q, b"m"))
     machine.ack(machine.take().lease_id, 5, 5)
     assert machine.stats().holes == 2
