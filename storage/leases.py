@@ -28,6 +28,7 @@ from holdfast.storage.rows import (
     Span,
     unpack_lease,
     unpack_span,
+    versions_in,
 )
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k1, k2, k4
@@ -69,7 +70,7 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         _settle_at_hand_out(state, queue, group, lease_id, taken, ranges, consumer)
         flags |= LEASE_AUTO
     else:
-        n = sum(hi - lo + 1 for lo, hi in ranges)
+        n = versions_in(taken)
         group.in_flight += n
         state.add_flight(group.g, session, n, 1)
     row = LeaseRow(session, deadline, state.lease_time, flags, ranges, taken)

@@ -7,6 +7,7 @@ Rows that many commands of one entry touch are small mutable objects, kept by `s
 import struct
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import starmap
 from typing import Any, Literal, get_args
 
 from holdfast.client.protocol.values import (
@@ -109,9 +110,27 @@ def unpack_span(data: bytes, at: int = 0) -> tuple[Span, int]:
     middle = at + consumer
     end = middle + error
     return (
-        Span(lo, hi, count, attempts, flags, first_ms, last_ms, data[at:middle].decode(), data[middle:end].decode()),
+        Span(
+            lo,
+            hi,
+            count,
+            attempts,
+            flags,
+            first_ms,
+            last_ms,
+            data[at:middle].decode(),
+            data[middle:end].decode() if error else "",
+        ),
         end,
     )
+
+
+def versions_in(spans: list[Span]) -> int:
+    """How many versions these spans hold together."""
+    total = 0
+    for span in spans:
+        total += span.hi - span.lo + 1
+    return total
 
 
 # Leases --------------------------------------------------------------------------------------------------
@@ -148,8 +167,8 @@ class LeaseRow:
         parts = [
             _LEASE.pack(self.session, self.deadline, self.granted_at, self.flags, len(self.granted), len(self.held))
         ]
-        parts += [_PAIR.pack(lo, hi) for lo, hi in self.granted]
-        parts += [span.pack() for span in self.held]
+        parts.extend(starmap(_PAIR.pack, self.granted))
+        parts.extend(map(Span.pack, self.held))
         return b"".join(parts)
 
 

@@ -4,12 +4,17 @@ Redriven versions stay in DONE under their own reason: they are unsettled again,
 (decision 0002, 14).
 """
 
+import struct
+
 from holdfast.client.protocol.errors import StateBroken
 from holdfast.storage.rows import FREED, REDRIVEN, WHYS, GroupRow
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2
+from holdfast.storage.tables import Table, k1, k2, u2
 
 DoneRow = tuple[int, int, int]  # first, last, why
+
+_ROW = struct.Struct(">QB")  # last, why
+_pack = _ROW.pack
 
 
 def add(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
@@ -107,7 +112,7 @@ def not_redriven(view: View, group: GroupRow, lo: int, hi: int) -> list[tuple[in
 def row_at_or_before(view: View, group: GroupRow, version: int) -> DoneRow | None:
     """The DONE row with the greatest first version that is not above `version`."""
     found = view.txn.last(Table.DONE, k1(group.g), k2(group.g, version + 1))
-    return None if found is None else (int.from_bytes(found[0][8:], "big"), *_unpack(found[1]))
+    return None if found is None else (u2(found[0])[1], *_unpack(found[1]))
 
 
 def overlapping(view: View, group: GroupRow, lo: int, hi: int) -> list[DoneRow]:
@@ -219,9 +224,6 @@ def _rows_within(rows: list[DoneRow], lo: int, hi: int) -> int:
     return sum(max(0, min(last, hi) - max(first, lo) + 1) for first, last, _ in rows)
 
 
-def _pack(last: int, why: int) -> bytes:
-    return k1(last) + bytes([why])
-
-
 def _unpack(data: bytes) -> tuple[int, int]:
-    return int.from_bytes(data[:8], "big"), data[8]
+    last, why = _ROW.unpack(data)
+    return last, why

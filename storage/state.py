@@ -182,18 +182,15 @@ class View:
         self.meta = unpack_meta(data) if data is not None else Meta()
         self.limits = Limits(**self.meta.limits)
         self.time_ms = self.meta.time_ms
+        self.lease_time = self.meta.time_ms - self.meta.steps
         self._queues: dict[int, QueueRow | None] = {}
         self._groups: dict[int, list[GroupRow]] = {}
-        self._producers: dict[bytes, ProducerRow | None] = {}
+        self._producers: dict[tuple[int, str], ProducerRow | None] = {}
         self._sessions: dict[bytes, SessionRow | None] = {}
-        self._flights: dict[bytes, list[int]] = {}
+        self._flights: dict[tuple[int, bytes], list[int]] = {}
         self._contents: dict[int, tuple[Columns, memoryview]] = {}
         self._contents_bytes = 0
         self.lowest_readers: dict[tuple[int, int, int], int] = {}  # kept by `retention`, read once an entry
-
-    @property
-    def lease_time(self) -> int:
-        return self.meta.time_ms - self.meta.steps
 
     def queue(self, q: int) -> QueueRow | None:
         """The row of a queue, deleted ones too (as a tombstone that knows its name)."""
@@ -225,12 +222,11 @@ class View:
         return None
 
     def producer(self, q: int, client: str) -> ProducerRow | None:
-        key = text_key(q, client)
         try:
-            return self._producers[key]
+            return self._producers[q, client]
         except KeyError:
-            data = self.txn.get(Table.PRODUCER, key)
-            row = self._producers[key] = unpack_producer(data) if data is not None else None
+            data = self.txn.get(Table.PRODUCER, text_key(q, client))
+            row = self._producers[q, client] = unpack_producer(data) if data is not None else None
             return row
 
     def session(self, session: bytes) -> SessionRow | None:
@@ -243,18 +239,20 @@ class View:
 
     def flight(self, g: int, session: bytes) -> list[int]:
         """[versions, leases] that a session has in flight in a group."""
-        key = session_key(g, session)
         try:
-            return self._flights[key]
+            return self._flights[g, session]
         except KeyError:
-            data = self.txn.get(Table.FLIGHT, key)
-            row = self._flights[key] = list(u2(data)) if data is not None else [0, 0]
+            data = self.txn.get(Table.FLIGHT, session_key(g, session))
+            row = self._flights[g, session] = list(u2(data)) if data is not None else [0, 0]
             return row
 
     # Batches and bodies
 
     def batch_at(self, q: int, version: int) -> BatchRow | None:
-        """The stored batch that holds this version."""
+        """The stored batch that holds this version: mostly one asks for the first of its versions."""
+        data = self.txn.get(Table.BATCH, k2(q, version))
+        if data is not None:
+            return unpack_batch(version, data)
         found = self.txn.last(Table.BATCH, k1(q), k2(q, version + 1))
         if found is None:
             return None
@@ -317,9 +315,9 @@ class State(View):
         self.effects: dict[Effect, None] = {}  # an ordered set
         self._dirty_queues: set[int] = set()
         self._dirty_groups: dict[int, GroupRow] = {}
-        self._dirty_producers: set[bytes] = set()
+        self._dirty_producers: set[tuple[int, str]] = set()
         self._dirty_sessions: set[bytes] = set()
-        self._dirty_flights: set[bytes] = set()
+        self._dirty_flights: set[tuple[int, bytes]] = set()
         self._digest = self.meta.digest
         self._undo: list[tuple[int, bytes, bytes | None]] | None = None
 
@@ -394,7 +392,7 @@ class State(View):
         self._dirty_groups[row.gid] = row
 
     def touch_producer(self, q: int, client: str) -> None:
-        self._dirty_producers.add(text_key(q, client))
+        self._dirty_producers.add((q, client))
 
     def touch_session(self, session: bytes) -> None:
         self._dirty_sessions.add(session)
@@ -416,9 +414,8 @@ class State(View):
         self.delete(Table.NAME, group_name_key(row.q, row.name))
 
     def set_producer(self, q: int, client: str, row: ProducerRow | None) -> None:
-        key = text_key(q, client)
-        self._producers[key] = row
-        self._dirty_producers.add(key)
+        self._producers[q, client] = row
+        self._dirty_producers.add((q, client))
 
     def set_session(self, session: bytes, row: SessionRow | None) -> None:
         self._sessions[session] = row
@@ -428,7 +425,7 @@ class State(View):
         row = self.flight(g, session)
         row[0] += versions
         row[1] += leases
-        self._dirty_flights.add(session_key(g, session))
+        self._dirty_flights.add((g, session))
 
     # Ids
 
@@ -460,12 +457,13 @@ class State(View):
         for gid in sorted(self._dirty_groups):
             group = self._dirty_groups[gid]
             self.put(Table.GROUP, k2(group.q, gid), pack_group(group))
-        for key in sorted(self._dirty_producers):
-            self._write(Table.PRODUCER, key, self._producers[key])
-        for key in sorted(self._dirty_sessions):
-            self._write(Table.SESSION, key, self._sessions[key])
-        for key in sorted(self._dirty_flights):
-            versions, leases = self._flights[key]
+        for q, client in sorted(self._dirty_producers):
+            self._write(Table.PRODUCER, text_key(q, client), self._producers[q, client])
+        for session in sorted(self._dirty_sessions):
+            self._write(Table.SESSION, session, self._sessions[session])
+        for g, session in sorted(self._dirty_flights):
+            versions, leases = self._flights[g, session]
+            key = session_key(g, session)
             if versions or leases:
                 self.put(Table.FLIGHT, key, k2(versions, leases))
             else:
