@@ -48,7 +48,12 @@ def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
 
 def release(state: State, queue: QueueRow, lo: int, hi: int) -> None:
     """Look at the batches of lo … hi: those that no group needs any more are freed or become kept."""
-    for batch in list(state.batches(queue.q, lo, hi)):
+    batch = state.batch_at(queue.q, lo)
+    if batch is not None and batch.last >= hi:  # mostly they are of one batch, which needs no walk
+        found = [batch]
+    else:
+        found = list(state.batches(queue.q, lo, hi))
+    for batch in found:
         if not needed(state, queue, batch):
             _end(state, queue, batch)
 

@@ -7,6 +7,7 @@ of an entry that was not applied can be seen by the next one.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -73,6 +74,12 @@ def row_hash(table: int, key: bytes, value: bytes) -> int:
 def content_hash(columns: Columns, body: bytes | memoryview) -> bytes:
     """The one hash of a batch: identity of a produce (P2) and checksum of what is stored."""
     return xxh3_128_digest(b"".join((*columns.content(), body)))
+
+
+@lru_cache(maxsize=64)
+def _limits(changed: tuple[tuple[str, int], ...]) -> Limits:
+    """Cached: an entry builds its limits anew, and they hardly ever change."""
+    return Limits(**dict(changed))
 
 
 def _former(kept: object) -> Any:
@@ -180,7 +187,7 @@ class View:
         self.txn = txn
         data = txn.get(Table.META, META_KEY)
         self.meta = unpack_meta(data) if data is not None else Meta()
-        self.limits = Limits(**self.meta.limits)
+        self.limits = _limits(tuple(self.meta.limits.items()))
         self.time_ms = self.meta.time_ms
         self.lease_time = self.meta.time_ms - self.meta.steps
         self._queues: dict[int, QueueRow | None] = {}
