@@ -7,13 +7,13 @@ it cannot have.
 from holdfast.storage import settled
 from holdfast.storage.rows import BATCH_KEPT, BatchRow, GroupRow, QueueRow
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2, k3
+from holdfast.storage.tables import BATCH, Table, k1, k2, k3
 
 
 def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     """Add a batch row with its index rows and counters; the blob is there already."""
     key = k2(queue.q, batch.first)
-    state.insert(Table.BATCH, key, batch.pack())
+    state.insert(BATCH, key, batch.pack())
     _count(queue, batch, 1)
     if batch.flags & BATCH_KEPT:
         queue.kept_rows += 1
@@ -31,7 +31,7 @@ def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
 def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     """Take a batch row out again, with its index rows and counters; its blob stays."""
     key = k2(queue.q, batch.first)
-    state.delete(Table.BATCH, key)
+    state.delete(BATCH, key)
     _count(queue, batch, -1)
     if batch.flags & BATCH_KEPT:
         queue.kept_rows -= 1
@@ -142,7 +142,7 @@ def _end(state: State, queue: QueueRow, batch: BatchRow) -> None:
         queue.live_bytes -= batch.body_bytes
         queue.kept_rows += 1
         batch.flags |= BATCH_KEPT
-        state.put(Table.BATCH, k2(queue.q, batch.first), batch.pack())
+        state.put(BATCH, k2(queue.q, batch.first), batch.pack())
         state.insert(Table.KEPT, k2(queue.q, batch.first), b"")
         state.touch_queue(queue)
 

@@ -31,7 +31,7 @@ from holdfast.storage.rows import (
     versions_in,
 )
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2, k4
+from holdfast.storage.tables import BACK, DONE, LEASE, LEASE_DUE, Table, k1, k2, k4
 
 ACKED = WHY_NUMBER["acked"]
 AUTO = b"a"  # in LEASE_DUE: nothing returns when this one ends (L6)
@@ -74,8 +74,8 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         group.in_flight += n
         state.add_flight(group.g, session, n, 1)
     row = LeaseRow(session, deadline, state.lease_time, flags, ranges, taken)
-    state.insert(Table.LEASE, k2(group.g, lease_id), row.pack())
-    state.insert(Table.LEASE_DUE, k4(group.g, deadline, ranges[0][0], lease_id), AUTO if command.auto_ack else b"")
+    state.insert(LEASE, k2(group.g, lease_id), row.pack())
+    state.insert(LEASE_DUE, k4(group.g, deadline, ranges[0][0], lease_id), AUTO if command.auto_ack else b"")
     if deadline < group.lease_due:
         group.lease_due = deadline
     state.touch_group(group)
@@ -96,14 +96,14 @@ def again(view: View, group: GroupRow | None, lease_id: int) -> Leased:
 
 
 def read_lease(view: View, group: GroupRow, lease_id: int) -> LeaseRow | None:
-    data = view.txn.get(Table.LEASE, k2(group.g, lease_id))
+    data = view.txn.get(LEASE, k2(group.g, lease_id))
     return None if data is None else unpack_lease(data)
 
 
 def end_lease(state: State, group: GroupRow, lease_id: int, row: LeaseRow) -> None:
     """Forget a lease that holds nothing any more."""
-    state.delete(Table.LEASE, k2(group.g, lease_id))
-    state.delete(Table.LEASE_DUE, k4(group.g, row.deadline, row.granted[0][0], lease_id))
+    state.delete(LEASE, k2(group.g, lease_id))
+    state.delete(LEASE_DUE, k4(group.g, row.deadline, row.granted[0][0], lease_id))
     if not row.flags & LEASE_AUTO:
         state.add_flight(group.g, row.session, 0, -1)
     state.touch_group(group)
@@ -134,7 +134,7 @@ def next_due(view: View, group: GroupRow) -> int | None:
     """When the next lease falls due or the next nack delay ends, in committed time."""
     times = []
     if group.in_flight:
-        rows = view.txn.scan(Table.LEASE_DUE, k1(group.g), k1(group.g + 1))
+        rows = view.txn.scan(LEASE_DUE, k1(group.g), k1(group.g + 1))
         deadline = next((int.from_bytes(key[8:16], "big") for key, auto in rows if not auto), NEVER)
         times.append(clock.due_time(view.meta, deadline))
     wait = view.txn.first(Table.WAIT_DUE, k1(group.g), k1(group.g + 1)) if group.waiting else None
@@ -171,7 +171,7 @@ class Walk:
             back, plain = self._next_back(), self._next_plain()
             if back is not None and (plain is None or back.lo < plain[0]):
                 if back.attempts >= self._max_attempts:
-                    state.delete(Table.BACK, k2(self._group.g, self._back_key))
+                    state.delete(BACK, k2(self._group.g, self._back_key))
                     self._back_read = False
                     self._back_from = back.hi + 1
                     for version in range(back.lo, back.hi + 1):  # the limit was lowered: each dies by itself
@@ -202,13 +202,13 @@ class Walk:
             self._plain_from = hi + 1
             self._plain_read = False
             return Span(lo, hi)
-        self._state.delete(Table.BACK, k2(group.g, self._back_key))
+        self._state.delete(BACK, k2(group.g, self._back_key))
         if self._back_key < lo:  # what was stepped over before this piece stays
             rest = past.part(self._back_key, lo - 1)
-            self._state.insert(Table.BACK, k2(group.g, rest.lo), rest.pack())
+            self._state.insert(BACK, k2(group.g, rest.lo), rest.pack())
         if hi < past.hi:
             rest = past.part(hi + 1, past.hi)
-            self._state.insert(Table.BACK, k2(group.g, rest.lo), rest.pack())
+            self._state.insert(BACK, k2(group.g, rest.lo), rest.pack())
         self._back_from = hi + 1
         self._back_read = False
         return past.part(lo, hi)
@@ -227,7 +227,7 @@ class Walk:
     def _next_back(self) -> Span | None:
         if not self._back_read:
             g = self._group.g
-            found = self._state.txn.first(Table.BACK, k2(g, self._back_from), k1(g + 1))
+            found = self._state.txn.first(BACK, k2(g, self._back_from), k1(g + 1))
             self._back = None if found is None else unpack_span(found[1])[0]
             self._back_key = self._back.lo if self._back is not None else 0
             self._back_read = True
@@ -273,7 +273,7 @@ class Walk:
             lo = max(at, batch.first)
             hi = last
             if lo < group.settled_top:
-                following = state.txn.first(Table.DONE, k2(group.g, lo), k2(group.g, hi + 1))
+                following = state.txn.first(DONE, k2(group.g, lo), k2(group.g, hi + 1))
                 if following is not None:
                     hi = int.from_bytes(following[0][8:], "big") - 1
             found = (lo, hi, batch)

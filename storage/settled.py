@@ -9,7 +9,7 @@ import struct
 from holdfast.client.protocol.errors import StateBroken
 from holdfast.storage.rows import FREED, REDRIVEN, WHYS, GroupRow
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2, u2
+from holdfast.storage.tables import DONE, k1, k2, u2
 
 DoneRow = tuple[int, int, int]  # first, last, why
 
@@ -24,7 +24,7 @@ def add(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
     left = row_at_or_before(state, group, lo - 1) if lo > group.start and (floor >= lo - 1 or group.holes) else None
     right = None
     if hi < group.settled_top:
-        data = state.txn.get(Table.DONE, k2(g, hi + 1))
+        data = state.txn.get(DONE, k2(g, hi + 1))
         if data is not None:
             right = (hi + 1, *_unpack(data))
     joins_left = left is not None and left[1] == lo - 1
@@ -43,9 +43,9 @@ def add(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
         group.done_rows -= 1
     if right is not None and right[2] == why:
         last = right[1]
-        state.delete(Table.DONE, k2(g, hi + 1))
+        state.delete(DONE, k2(g, hi + 1))
         group.done_rows -= 1
-    state.put(Table.DONE, k2(g, first), _pack(last, why))
+    state.put(DONE, k2(g, first), _pack(last, why))
     group.done_rows += 1
     if group.done_rows > state.limits.why_ranges:
         _forget_lowest(state, group)
@@ -74,10 +74,10 @@ def change(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
         else:
             merged.append((first, last, reason))
     for first, _, old in rows:
-        state.delete(Table.DONE, k2(group.g, first))
+        state.delete(DONE, k2(group.g, first))
         group.redriven -= old == REDRIVEN
     for first, last, reason in merged:
-        state.insert(Table.DONE, k2(group.g, first), _pack(last, reason))
+        state.insert(DONE, k2(group.g, first), _pack(last, reason))
         group.redriven += reason == REDRIVEN
     group.done_rows += len(merged) - len(rows)
 
@@ -87,11 +87,11 @@ def redrive_below_start(state: State, group: GroupRow, version: int) -> None:
     first = last = version
     for low, high, why in overlapping(state, group, max(version - 1, 1), version + 1):
         if why == REDRIVEN:
-            state.delete(Table.DONE, k2(group.g, low))
+            state.delete(DONE, k2(group.g, low))
             group.done_rows -= 1
             group.redriven -= 1
             first, last = min(first, low), max(last, high)
-    state.insert(Table.DONE, k2(group.g, first), _pack(last, REDRIVEN))
+    state.insert(DONE, k2(group.g, first), _pack(last, REDRIVEN))
     group.done_rows += 1
     group.redriven += 1
     state.touch_group(group)
@@ -111,7 +111,7 @@ def not_redriven(view: View, group: GroupRow, lo: int, hi: int) -> list[tuple[in
 
 def row_at_or_before(view: View, group: GroupRow, version: int) -> DoneRow | None:
     """The DONE row with the greatest first version that is not above `version`."""
-    found = view.txn.last(Table.DONE, k1(group.g), k2(group.g, version + 1))
+    found = view.txn.last(DONE, k1(group.g), k2(group.g, version + 1))
     return None if found is None else (u2(found[0])[1], *_unpack(found[1]))
 
 
@@ -122,7 +122,7 @@ def overlapping(view: View, group: GroupRow, lo: int, hi: int) -> list[DoneRow]:
     if before is not None and before[1] >= lo:
         rows.append(before)
     low = before[0] + 1 if before is not None else lo
-    for key, data in view.txn.scan(Table.DONE, k2(group.g, max(low, lo)), k2(group.g, hi + 1)):
+    for key, data in view.txn.scan(DONE, k2(group.g, max(low, lo)), k2(group.g, hi + 1)):
         rows.append((int.from_bytes(key[8:], "big"), *_unpack(data)))
     return rows
 
@@ -185,7 +185,7 @@ def lowest_unsettled(view: View, group: GroupRow) -> int:
     """The lowest version that the group has not settled, redriven ones included."""
     if group.redriven:
         prefix = k1(group.g)
-        for key, data in view.txn.scan(Table.DONE, prefix, k2(group.g, group.floor + 1)):
+        for key, data in view.txn.scan(DONE, prefix, k2(group.g, group.floor + 1)):
             if _unpack(data)[1] == REDRIVEN:
                 return int.from_bytes(key[8:], "big")
     return group.floor + 1
@@ -201,7 +201,7 @@ def _run_end(state: State, group: GroupRow, row: DoneRow) -> int:
     """The last version of the run of DONE rows that begins with this one."""
     end = row[1]
     while end < group.settled_top:
-        data = state.txn.get(Table.DONE, k2(group.g, end + 1))
+        data = state.txn.get(DONE, k2(group.g, end + 1))
         if data is None:
             break
         end = _unpack(data)[0]
@@ -210,12 +210,12 @@ def _run_end(state: State, group: GroupRow, row: DoneRow) -> int:
 
 def _forget_lowest(state: State, group: GroupRow) -> None:
     """Bound the past: the lowest row below the floor loses its reason, unless it waits to be settled again."""
-    found = state.txn.first(Table.DONE, k2(group.g, group.known_from), k2(group.g, group.floor + 1))
+    found = state.txn.first(DONE, k2(group.g, group.known_from), k2(group.g, group.floor + 1))
     if found is None:
         return
     last, why = _unpack(found[1])
     if last <= group.floor and why != REDRIVEN:
-        state.delete(Table.DONE, found[0])
+        state.delete(DONE, found[0])
         group.done_rows -= 1
         group.known_from = last + 1
 

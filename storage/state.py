@@ -39,7 +39,12 @@ from holdfast.storage.rows import (
 )
 from holdfast.storage.store import ReadTxn, WriteTxn
 from holdfast.storage.tables import (
+    BATCH,
+    BLOB,
+    FLIGHT,
     META_KEY,
+    PRODUCER,
+    SESSION,
     Table,
     after,
     group_name_key,
@@ -53,7 +58,6 @@ from holdfast.storage.tables import (
 
 DIGEST_MASK = (1 << 128) - 1
 _PREFIX = [bytes([table]) for table in Table]
-_BLOB = Table.BLOB
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -66,7 +70,7 @@ _VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
 
 def row_hash(table: int, key: bytes, value: bytes) -> int:
     """What one row adds to the digest: a body counts by the checksum that is stored before it."""
-    if table == _BLOB:
+    if table == BLOB:
         value = value[:CHECKSUM_BYTES]
     return xxh3_128_intdigest(_PREFIX[table] + key + b"\x00" + value)
 
@@ -232,7 +236,7 @@ class View:
         try:
             return self._producers[q, client]
         except KeyError:
-            data = self.txn.get(Table.PRODUCER, text_key(q, client))
+            data = self.txn.get(PRODUCER, text_key(q, client))
             row = self._producers[q, client] = unpack_producer(data) if data is not None else None
             return row
 
@@ -240,7 +244,7 @@ class View:
         try:
             return self._sessions[session]
         except KeyError:
-            data = self.txn.get(Table.SESSION, session)
+            data = self.txn.get(SESSION, session)
             row = self._sessions[session] = unpack_session(data) if data is not None else None
             return row
 
@@ -249,7 +253,7 @@ class View:
         try:
             return self._flights[g, session]
         except KeyError:
-            data = self.txn.get(Table.FLIGHT, session_key(g, session))
+            data = self.txn.get(FLIGHT, session_key(g, session))
             row = self._flights[g, session] = list(u2(data)) if data is not None else [0, 0]
             return row
 
@@ -257,10 +261,10 @@ class View:
 
     def batch_at(self, q: int, version: int) -> BatchRow | None:
         """The stored batch that holds this version: mostly one asks for the first of its versions."""
-        data = self.txn.get(Table.BATCH, k2(q, version))
+        data = self.txn.get(BATCH, k2(q, version))
         if data is not None:
             return unpack_batch(version, data)
-        found = self.txn.last(Table.BATCH, k1(q), k2(q, version + 1))
+        found = self.txn.last(BATCH, k1(q), k2(q, version + 1))
         if found is None:
             return None
         key, data = found
@@ -275,7 +279,7 @@ class View:
             low = inside.last + 1
             if low > high:
                 return
-        for key, data in self.txn.scan(Table.BATCH, k2(q, low), k2(q, high + 1)):
+        for key, data in self.txn.scan(BATCH, k2(q, low), k2(q, high + 1)):
             yield unpack_batch(int.from_bytes(key[8:], "big"), data)
 
     def next_batch(self, q: int, low: int) -> BatchRow | None:
@@ -283,7 +287,7 @@ class View:
         inside = self.batch_at(q, low)
         if inside is not None:
             return inside
-        found = self.txn.first(Table.BATCH, k2(q, low), k2(q + 1, 0))
+        found = self.txn.first(BATCH, k2(q, low), k2(q + 1, 0))
         return None if found is None else unpack_batch(int.from_bytes(found[0][8:], "big"), found[1])
 
     def content(self, q: int, version: int, blob: int) -> tuple[Columns, memoryview]:
@@ -306,7 +310,7 @@ class View:
         return columns, body
 
     def _blob(self, blob: int) -> bytes:
-        data = self.txn.get(Table.BLOB, k1(blob))
+        data = self.txn.get(BLOB, k1(blob))
         if data is None:
             raise StateBroken(problem=f"blob {blob} is referenced but not stored")
         return data
@@ -448,12 +452,12 @@ class State(View):
 
     def add_blob(self, checksum: bytes, columns: Columns, body: bytes | memoryview) -> int:
         blob = self.next_blob()
-        self.append(Table.BLOB, k1(blob), pack_blob(checksum, columns, body))
+        self.append(BLOB, k1(blob), pack_blob(checksum, columns, body))
         return blob
 
     def drop_blob(self, blob: int) -> None:
         self._contents.pop(blob, None)
-        self.delete(Table.BLOB, k1(blob))
+        self.delete(BLOB, k1(blob))
 
     def flush(self) -> None:
         """Write what was kept; the last thing in an entry. Sorted, so that every node writes in the same order."""
@@ -465,16 +469,16 @@ class State(View):
             group = self._dirty_groups[gid]
             self.put(Table.GROUP, k2(group.q, gid), pack_group(group))
         for q, client in sorted(self._dirty_producers):
-            self._write(Table.PRODUCER, text_key(q, client), self._producers[q, client])
+            self._write(PRODUCER, text_key(q, client), self._producers[q, client])
         for session in sorted(self._dirty_sessions):
-            self._write(Table.SESSION, session, self._sessions[session])
+            self._write(SESSION, session, self._sessions[session])
         for g, session in sorted(self._dirty_flights):
             versions, leases = self._flights[g, session]
             key = session_key(g, session)
             if versions or leases:
-                self.put(Table.FLIGHT, key, k2(versions, leases))
+                self.put(FLIGHT, key, k2(versions, leases))
             else:
-                self.delete(Table.FLIGHT, key)
+                self.delete(FLIGHT, key)
         self.meta.digest = self._digest & DIGEST_MASK
         self.txn.put(Table.META, META_KEY, pack_meta(self.meta))
 
