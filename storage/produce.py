@@ -65,9 +65,12 @@ def numbered(state: State, queue: QueueRow, command: Produce) -> Produced:
         window = []
     else:
         done_below = first_seq if command.done_below is None else min(command.done_below, first_seq)
-        window = producer.window
-        if window and window[0][1] + window[0][2] <= done_below:  # ascending, so the first goes first
-            window = [item for item in window if item[1] + item[2] > done_below]
+        over = 0  # the window ascends: those that the client is done with are its first
+        for item in producer.window:
+            if item[1] + item[2] > done_below:
+                break
+            over += 1
+        window = producer.window[over:] if over else producer.window
         if len(window) >= state.limits.producer_window:
             raise ProducerWindowFull(limit=state.limits.producer_window)
     if producer is None:
