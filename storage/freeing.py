@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from holdfast.storage import settled, sums
 from holdfast.storage.rows import BATCH_KEPT, BatchRow, GroupRow, QueueRow
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2, k3
+from holdfast.storage.tables import BATCH, Table, k1, k2, k3
 
 
 def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     """Add a batch row with its index rows and counters; the blob is there already."""
     key = k2(queue.q, batch.first)
-    state.insert(Table.BATCH, key, batch.pack())
+    state.insert(BATCH, key, batch.pack())
     _count(queue, batch, 1)
     if batch.flags & BATCH_KEPT:
         queue.kept_rows += 1
@@ -34,7 +34,7 @@ def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
 def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     """Take a batch row out again, with its index rows and counters; its blob stays."""
     key = k2(queue.q, batch.first)
-    state.delete(Table.BATCH, key)
+    state.delete(BATCH, key)
     _count(queue, batch, -1)
     if batch.flags & BATCH_KEPT:
         queue.kept_rows -= 1
@@ -52,7 +52,12 @@ def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
 
 def release(state: State, queue: QueueRow, lo: int, hi: int) -> None:
     """Look at the batches of lo … hi: those that no group needs any more are freed or become kept."""
-    for batch in list(state.batches(queue.q, lo, hi)):
+    batch = state.batch_at(queue.q, lo)
+    if batch is not None and batch.last >= hi:  # mostly they are of one batch, which needs no walk
+        found = [batch]
+    else:
+        found = list(state.batches(queue.q, lo, hi))
+    for batch in found:
         if not needed(state, queue, batch):
             _end(state, queue, batch)
 
@@ -140,7 +145,7 @@ def _end(state: State, queue: QueueRow, batch: BatchRow) -> None:
         queue.live_bytes -= batch.body_bytes
         queue.kept_rows += 1
         batch.flags |= BATCH_KEPT
-        state.put(Table.BATCH, k2(queue.q, batch.first), batch.pack())
+        state.put(BATCH, k2(queue.q, batch.first), batch.pack())
         state.insert(Table.KEPT, k2(queue.q, batch.first), b"")
         state.touch_queue(queue)
 

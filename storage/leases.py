@@ -28,9 +28,10 @@ from holdfast.storage.rows import (
     Span,
     unpack_lease,
     unpack_span,
+    versions_in,
 )
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2, k4
+from holdfast.storage.tables import BACK, DONE, LEASE, LEASE_DUE, Table, k1, k2, k4
 
 ACKED = WHY_NUMBER["acked"]
 NOTHING = Leased(lease_id=LeaseId(0), deadline_ms=0, grants=())
@@ -70,13 +71,13 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         _settle_at_hand_out(state, queue, group, lease_id, taken, ranges, consumer)
         flags |= LEASE_AUTO
     else:
-        n = sum(hi - lo + 1 for lo, hi in ranges)
+        n = versions_in(taken)
         group.in_flight += n
         state.add_flight(group.hold, session, n, 1)
     row = LeaseRow(session, deadline, state.lease_time, flags, ranges, taken)
     scope = group.g if command.auto_ack else group.hold  # an auto-acked one is not in flight: no purge ends it
-    state.insert(Table.LEASE, k2(scope, lease_id), row.pack())
-    state.insert(Table.LEASE_DUE, k4(scope, deadline, ranges[0][0], lease_id), b"")
+    state.insert(LEASE, k2(scope, lease_id), row.pack())
+    state.insert(LEASE_DUE, k4(scope, deadline, ranges[0][0], lease_id), b"")
     if deadline < group.lease_due:
         group.lease_due = deadline
     state.touch_group(group)
@@ -97,9 +98,9 @@ def again(view: View, group: GroupRow | None, lease_id: int) -> Leased:
 
 
 def read_lease(view: View, group: GroupRow, lease_id: int) -> LeaseRow | None:
-    data = view.txn.get(Table.LEASE, k2(group.hold, lease_id))
+    data = view.txn.get(LEASE, k2(group.hold, lease_id))
     if data is None and group.pins:
-        data = view.txn.get(Table.LEASE, k2(group.g, lease_id))
+        data = view.txn.get(LEASE, k2(group.g, lease_id))
     return None if data is None else unpack_lease(data)
 
 
@@ -107,8 +108,8 @@ def end_lease(state: State, group: GroupRow, lease_id: int, row: LeaseRow) -> No
     """Forget a lease that holds nothing any more."""
     auto = row.flags & LEASE_AUTO
     scope = group.g if auto else group.hold
-    state.delete(Table.LEASE, k2(scope, lease_id))
-    state.delete(Table.LEASE_DUE, k4(scope, row.deadline, row.granted[0][0], lease_id))
+    state.delete(LEASE, k2(scope, lease_id))
+    state.delete(LEASE_DUE, k4(scope, row.deadline, row.granted[0][0], lease_id))
     if not auto:
         state.add_flight(group.hold, row.session, 0, -1)
     state.touch_group(group)
@@ -143,7 +144,7 @@ def hole_cap(group: GroupRow, policy: Policy) -> int:
 def next_due(view: View, group: GroupRow) -> int | None:
     """When the next lease falls due or the next nack delay ends, in committed time."""
     times = []
-    lease = view.txn.first(Table.LEASE_DUE, k1(group.hold), k1(group.hold + 1)) if group.in_flight else None
+    lease = view.txn.first(LEASE_DUE, k1(group.hold), k1(group.hold + 1)) if group.in_flight else None
     if lease is not None:
         times.append(clock.due_time(view.meta, int.from_bytes(lease[0][8:16], "big")))
     wait = view.txn.first(Table.WAIT_DUE, k1(group.shelf), k1(group.shelf + 1)) if group.waiting else None
@@ -180,7 +181,7 @@ class Walk:
             back, plain = self._next_back(), self._next_plain()
             if back is not None and (plain is None or back.lo < plain[0]):
                 if back.attempts >= self._max_attempts:
-                    state.delete(Table.BACK, k2(self._group.shelf, self._back_key))
+                    state.delete(BACK, k2(self._group.shelf, self._back_key))
                     self._back_read = False
                     self._back_from = back.hi + 1
                     for version in range(back.lo, back.hi + 1):  # the limit was lowered: each dies by itself
@@ -211,13 +212,13 @@ class Walk:
             self._plain_from = hi + 1
             self._plain_read = False
             return Span(lo, hi)
-        self._state.delete(Table.BACK, k2(group.shelf, self._back_key))
+        self._state.delete(BACK, k2(group.shelf, self._back_key))
         if self._back_key < lo:  # what was stepped over before this piece stays
             rest = past.part(self._back_key, lo - 1)
-            self._state.insert(Table.BACK, k2(group.shelf, rest.lo), rest.pack())
+            self._state.insert(BACK, k2(group.shelf, rest.lo), rest.pack())
         if hi < past.hi:
             rest = past.part(hi + 1, past.hi)
-            self._state.insert(Table.BACK, k2(group.shelf, rest.lo), rest.pack())
+            self._state.insert(BACK, k2(group.shelf, rest.lo), rest.pack())
         self._back_from = hi + 1
         self._back_read = False
         return past.part(lo, hi)
@@ -236,7 +237,7 @@ class Walk:
     def _next_back(self) -> Span | None:
         if not self._back_read:
             shelf = self._group.shelf
-            found = self._state.txn.first(Table.BACK, k2(shelf, self._back_from), k1(shelf + 1))
+            found = self._state.txn.first(BACK, k2(shelf, self._back_from), k1(shelf + 1))
             self._back = None if found is None else unpack_span(found[1])[0]
             self._back_key = self._back.lo if self._back is not None else 0
             self._back_read = True
@@ -282,7 +283,7 @@ class Walk:
             lo = max(at, batch.first)
             hi = last
             if lo < group.settled_top:
-                following = state.txn.first(Table.DONE, k2(group.g, lo), k2(group.g, hi + 1))
+                following = state.txn.first(DONE, k2(group.g, lo), k2(group.g, hi + 1))
                 if following is not None:
                     hi = int.from_bytes(following[0][8:], "big") - 1
             found = (lo, hi, batch)

@@ -5,10 +5,12 @@ Rows that many commands of one entry touch are small mutable objects, kept by `s
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import starmap
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.client.protocol.values import (
     GROUP_SETTINGS,
@@ -19,6 +21,8 @@ from holdfast.client.protocol.values import (
     QueueSettings,
     Setting,
 )
+
+T = TypeVar("T")
 
 Why = Literal["acked", "dead", "moved", "discarded", "cancelled", "purged", "trimmed", "freed", "redriven"]
 WHYS: tuple[Why, ...] = get_args(Why)
@@ -110,9 +114,27 @@ def unpack_span(data: bytes, at: int = 0) -> tuple[Span, int]:
     middle = at + consumer
     end = middle + error
     return (
-        Span(lo, hi, count, attempts, flags, first_ms, last_ms, data[at:middle].decode(), data[middle:end].decode()),
+        Span(
+            lo,
+            hi,
+            count,
+            attempts,
+            flags,
+            first_ms,
+            last_ms,
+            data[at:middle].decode(),
+            data[middle:end].decode() if error else "",
+        ),
         end,
     )
+
+
+def versions_in(spans: list[Span]) -> int:
+    """How many versions these spans hold together."""
+    total = 0
+    for span in spans:
+        total += span.hi - span.lo + 1
+    return total
 
 
 # Leases --------------------------------------------------------------------------------------------------
@@ -149,18 +171,16 @@ class LeaseRow:
         parts = [
             _LEASE.pack(self.session, self.deadline, self.granted_at, self.flags, len(self.granted), len(self.held))
         ]
-        parts += [_PAIR.pack(lo, hi) for lo, hi in self.granted]
-        parts += [span.pack() for span in self.held]
+        parts.extend(starmap(_PAIR.pack, self.granted))
+        parts.extend(map(Span.pack, self.held))
         return b"".join(parts)
 
 
 def unpack_lease(data: bytes) -> LeaseRow:
     session, deadline, granted_at, flags, granted_count, held_count = _LEASE.unpack_from(data)
     at = _LEASE.size
-    granted = []
-    for _ in range(granted_count):
-        granted.append(_PAIR.unpack_from(data, at))
-        at += 16
+    begin, at = at, at + 16 * granted_count
+    granted: list[tuple[int, int]] = list(_PAIR.iter_unpack(data[begin:at]))
     held = []
     for _ in range(held_count):
         span, at = unpack_span(data, at)
@@ -180,7 +200,7 @@ class BatchRow:
 
     __slots__ = (
         "blob", "body_bytes", "client", "count", "due", "enqueued", "expires", "first", "first_seq", "flags",
-        "generation",
+        "generation", "last",
     )  # fmt: skip
 
     def __init__(
@@ -199,6 +219,7 @@ class BatchRow:
     ) -> None:
         self.first = first
         self.count = count
+        self.last = first + count - 1
         self.blob = blob
         self.enqueued = enqueued
         self.due = due  # 0: never held back
@@ -208,10 +229,6 @@ class BatchRow:
         self.client = client
         self.generation = generation  # the restore generation in which it was produced (T4)
         self.flags = flags
-
-    @property
-    def last(self) -> int:
-        return self.first + self.count - 1
 
     def pack(self) -> bytes:
         client = self.client.encode()
@@ -448,31 +465,26 @@ class Meta:
 
 
 # One scheme for the kept rows: all whole numbers in field order, then the texts.
-_TEXT_FIELDS = {"name": str, "settings_bytes": bytes}
+def _layout(kind: type) -> "tuple[struct.Struct, attrgetter[tuple[int, ...]], int]":
+    """How the numbers lie, all of them from a row, and how many stand before the texts."""
+    names = [f.name for f in fields(kind) if f.type in (int, "int")]
+    before = [f.name for f in fields(kind)].index("name")
+    return struct.Struct(f">{len(names)}Q"), attrgetter(*names), before
 
 
-def _layout(kind: type) -> tuple[struct.Struct, tuple[str, ...]]:
-    names = tuple(f.name for f in fields(kind) if f.type in (int, "int"))
-    return struct.Struct(f">{len(names)}Q"), names
-
-
-_QUEUE, _QUEUE_NAMES = _layout(QueueRow)
-_GROUP, _GROUP_NAMES = _layout(GroupRow)
-_GROUP_NUMBERS = attrgetter(*_GROUP_NAMES)
-_GROUP_IDS = [f.name for f in fields(GroupRow)].index("name")  # whole numbers that stand before the texts
+_QUEUE, _QUEUE_NUMBERS, _QUEUE_IDS = _layout(QueueRow)
+_GROUP, _GROUP_NUMBERS, _GROUP_IDS = _layout(GroupRow)
 _META_NAMES = tuple(f.name for f in fields(Meta) if f.type in (int, "int") and f.name != "digest")
+_META_NUMBERS = attrgetter(*_META_NAMES)
 _META = struct.Struct(f">{len(_META_NAMES)}Q16sHH")
 
 
 def pack_queue(row: QueueRow) -> bytes:
-    numbers = _QUEUE.pack(*[getattr(row, name) for name in _QUEUE_NAMES])
-    return numbers + pack_text(row.name) + row.settings_bytes
+    return _QUEUE.pack(*_QUEUE_NUMBERS(row)) + pack_text(row.name) + row.settings_bytes
 
 
 def unpack_queue(data: bytes) -> QueueRow:
-    numbers = dict(zip(_QUEUE_NAMES, _QUEUE.unpack_from(data), strict=True))
-    name, at = unpack_text(data, _QUEUE.size)
-    return QueueRow(name=name, settings_bytes=data[at:], **numbers)
+    return _unpack_row(QueueRow, _QUEUE, _QUEUE_IDS, data)
 
 
 def pack_group(row: GroupRow) -> bytes:
@@ -480,14 +492,18 @@ def pack_group(row: GroupRow) -> bytes:
 
 
 def unpack_group(data: bytes) -> GroupRow:
-    numbers = _GROUP.unpack_from(data)
-    name, at = unpack_text(data, _GROUP.size)
-    return GroupRow(*numbers[:_GROUP_IDS], name, data[at:], *numbers[_GROUP_IDS:])  # type: ignore[call-arg]
+    return _unpack_row(GroupRow, _GROUP, _GROUP_IDS, data)
+
+
+def _unpack_row(kind: Callable[..., T], layout: struct.Struct, ids: int, data: bytes) -> T:
+    numbers = layout.unpack_from(data)
+    name, at = unpack_text(data, layout.size)
+    return kind(*numbers[:ids], name, data[at:], *numbers[ids:])
 
 
 def pack_meta(row: Meta) -> bytes:
     numbers = _META.pack(
-        *[getattr(row, name) for name in _META_NAMES],
+        *_META_NUMBERS(row),
         row.digest.to_bytes(16, "big"),
         len(row.step_log),
         len(row.limits),
@@ -499,7 +515,8 @@ def pack_meta(row: Meta) -> bytes:
 
 def unpack_meta(data: bytes) -> Meta:
     *numbers, digest, steps, limit_count = _META.unpack_from(data)
-    row = Meta(**dict(zip(_META_NAMES, numbers, strict=True)), digest=int.from_bytes(digest, "big"))
+    row = Meta(*numbers)
+    row.digest = int.from_bytes(digest, "big")
     at = _META.size
     for _ in range(steps):
         row.step_log.append(_PAIR.unpack_from(data, at))
@@ -567,8 +584,7 @@ class SessionRow:
             principal,
             consumer,
         ]
-        for number in sorted(self.window):
-            seq, command_hash, kind, reply = self.window[number]
+        for _, (seq, command_hash, kind, reply) in sorted(self.window.items()):
             parts += (_ASKED.pack(seq, command_hash, kind, len(reply)), reply)
         return b"".join(parts)
 
@@ -578,12 +594,13 @@ def unpack_session(data: bytes) -> SessionRow:
     at = _SESSION.size
     middle = at + principal
     end = middle + consumer
-    row = SessionRow(data[at:middle].decode(), data[middle:end].decode(), done_below, last_use, idle_hour)
+    window: dict[int, Asked] = {}
+    row = SessionRow(data[at:middle].decode(), data[middle:end].decode(), done_below, last_use, idle_hour, window)
     at = end
     for _ in range(count):
         seq, command_hash, kind, size = _ASKED.unpack_from(data, at)
         at += _ASKED.size
-        row.window[seq] = (seq, command_hash, kind, data[at : at + size])
+        window[seq] = (seq, command_hash, kind, data[at : at + size])
         at += size
     return row
 

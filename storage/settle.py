@@ -15,7 +15,17 @@ from holdfast.client.protocol.replies import Extended, RefusedRange, Settled
 from holdfast.client.protocol.values import GENERATION_SHIFT
 from holdfast.storage import groups, history, leases, survivors
 from holdfast.storage.effects import WakeConsumers
-from holdfast.storage.rows import BEGUN, LEASE_AUTO, REDRIVE, WHY_NUMBER, GroupRow, LeaseRow, QueueRow, Span
+from holdfast.storage.rows import (
+    BEGUN,
+    LEASE_AUTO,
+    REDRIVE,
+    WHY_NUMBER,
+    GroupRow,
+    LeaseRow,
+    QueueRow,
+    Span,
+    versions_in,
+)
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k2, k4
 
@@ -152,7 +162,7 @@ class Taking:
             self._open[lease_id] = row
         self.row = row
         taken, rest = _split(row.held, first, last)
-        n = sum(span.hi - span.lo + 1 for span in taken)
+        n = versions_in(taken)
         if n != last - first + 1:
             for lo, hi, code in _runs(row, taken, first, last):
                 if code:

@@ -6,16 +6,21 @@ DONE under their own reason, and are in AGAIN until they are settled again; one 
 and holes do not go back for them (decision 0002, 14).
 """
 
+import struct
+
 from holdfast.client.protocol.errors import StateBroken
 from holdfast.storage import ranges
 from holdfast.storage.ranges import Range
 from holdfast.storage.rows import FREED, REDRIVEN, WHY_NUMBER, WHYS, GroupRow
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2
+from holdfast.storage.tables import DONE, Table, k1, k2, u2
 
 PURGED = WHY_NUMBER["purged"]
 
 DoneRow = tuple[int, int, int]  # first, last, why
+
+_ROW = struct.Struct(">QB")  # last, why
+_pack = _ROW.pack
 
 
 def add(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
@@ -30,7 +35,7 @@ def add(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
     left = row_at_or_before(state, group, lo - 1) if lo > group.start and (floor >= lo - 1 or group.holes) else None
     right = None
     if hi < group.settled_top:
-        data = state.txn.get(Table.DONE, k2(g, hi + 1))
+        data = state.txn.get(DONE, k2(g, hi + 1))
         if data is not None:
             right = (hi + 1, *_unpack(data))
     joins_left = left is not None and left[1] == lo - 1
@@ -71,9 +76,9 @@ def change(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
         else:
             merged.append((first, last, reason))
     for first, _, _ in rows:
-        state.delete(Table.DONE, k2(group.g, first))
+        state.delete(DONE, k2(group.g, first))
     for first, last, reason in merged:
-        state.insert(Table.DONE, k2(group.g, first), _pack(last, reason))
+        state.insert(DONE, k2(group.g, first), _pack(last, reason))
     group.done_rows += len(merged) - len(rows)
     if why == REDRIVEN:
         group.redriven += ranges.add(state, Table.AGAIN, group.shelf, lo, hi)
@@ -87,10 +92,10 @@ def redrive_below_start(state: State, group: GroupRow, version: int) -> None:
     first = last = version
     for low, high, why in overlapping(state, group, max(version - 1, 1), version + 1):
         if why == REDRIVEN:
-            state.delete(Table.DONE, k2(group.g, low))
+            state.delete(DONE, k2(group.g, low))
             group.done_rows -= 1
             first, last = min(first, low), max(last, high)
-    state.insert(Table.DONE, k2(group.g, first), _pack(last, REDRIVEN))
+    state.insert(DONE, k2(group.g, first), _pack(last, REDRIVEN))
     group.done_rows += 1
     group.redriven += ranges.add(state, Table.AGAIN, group.shelf, version, version)
     state.touch_group(group)
@@ -110,8 +115,8 @@ def not_redriven(view: View, group: GroupRow, lo: int, hi: int) -> list[tuple[in
 
 def row_at_or_before(view: View, group: GroupRow, version: int) -> DoneRow | None:
     """The DONE row with the greatest first version that is not above `version`."""
-    found = view.txn.last(Table.DONE, k1(group.g), k2(group.g, version + 1))
-    return None if found is None else (int.from_bytes(found[0][8:], "big"), *_unpack(found[1]))
+    found = view.txn.last(DONE, k1(group.g), k2(group.g, version + 1))
+    return None if found is None else (u2(found[0])[1], *_unpack(found[1]))
 
 
 def row_holding(view: View, group: GroupRow, version: int) -> DoneRow | None:
@@ -126,7 +131,7 @@ def overlapping(view: View, group: GroupRow, lo: int, hi: int) -> list[DoneRow]:
     if before is not None and before[1] >= lo:
         rows.append(before)
     low = before[0] + 1 if before is not None else lo
-    for key, data in view.txn.scan(Table.DONE, k2(group.g, max(low, lo)), k2(group.g, hi + 1)):
+    for key, data in view.txn.scan(DONE, k2(group.g, max(low, lo)), k2(group.g, hi + 1)):
         rows.append((int.from_bytes(key[8:], "big"), *_unpack(data)))
     return rows
 
@@ -227,7 +232,7 @@ def _close(state: State, group: GroupRow, lo: int, hi: int, why: int) -> None:
     before = holes_at_line(state, group, group.open_rows, ranges.highest(state, Table.OPEN, group.shelf))
     group.open_rows += ranges.cut(state, Table.OPEN, group.shelf, lo, hi)
     _look_again(state, group, before)
-    data = state.txn.get(Table.DONE, k2(group.g, hi + 1))
+    data = state.txn.get(DONE, k2(group.g, hi + 1))
     right = None if data is None else (hi + 1, *_unpack(data))
     _put_row(state, group, lo, hi, why, row_at_or_before(state, group, lo - 1), right)
 
@@ -263,9 +268,9 @@ def _put_row(
         group.done_rows -= 1
     if right is not None and right[2] == why:
         last = right[1]
-        state.delete(Table.DONE, k2(group.g, hi + 1))
+        state.delete(DONE, k2(group.g, hi + 1))
         group.done_rows -= 1
-    state.put(Table.DONE, k2(group.g, first), _pack(last, why))
+    state.put(DONE, k2(group.g, first), _pack(last, why))
     group.done_rows += 1
     if group.done_rows > state.limits.why_ranges:
         _forget_lowest(state, group)
@@ -275,7 +280,7 @@ def _run_end(state: State, group: GroupRow, row: DoneRow) -> int:
     """The last version of the run of DONE rows that begins with this one."""
     end = row[1]
     while end < group.settled_top:
-        data = state.txn.get(Table.DONE, k2(group.g, end + 1))
+        data = state.txn.get(DONE, k2(group.g, end + 1))
         if data is None:
             break
         end = _unpack(data)[0]
@@ -284,13 +289,13 @@ def _run_end(state: State, group: GroupRow, row: DoneRow) -> int:
 
 def _forget_lowest(state: State, group: GroupRow) -> None:
     """Bound the past: the lowest row below the floor loses its reason, unless it waits to be settled again."""
-    found = state.txn.first(Table.DONE, k2(group.g, group.known_from), k2(group.g, group.floor + 1))
+    found = state.txn.first(DONE, k2(group.g, group.known_from), k2(group.g, group.floor + 1))
     if found is None:
         return
     last, why = _unpack(found[1])
     again = why == REDRIVEN and ranges.any_of(state, Table.AGAIN, group.shelf, group.known_from, last)
     if last <= group.floor and not again:
-        state.delete(Table.DONE, found[0])
+        state.delete(DONE, found[0])
         group.done_rows -= 1
         group.known_from = last + 1
 
@@ -299,9 +304,6 @@ def _rows_within(rows: list[DoneRow], lo: int, hi: int) -> int:
     return sum(max(0, min(last, hi) - max(first, lo) + 1) for first, last, _ in rows)
 
 
-def _pack(last: int, why: int) -> bytes:
-    return k1(last) + bytes([why])
-
-
 def _unpack(data: bytes) -> tuple[int, int]:
-    return int.from_bytes(data[:8], "big"), data[8]
+    last, why = _ROW.unpack(data)
+    return last, why

@@ -49,6 +49,17 @@ class Table(IntEnum):
 
 TABLES = tuple(table.name.lower() for table in Table)
 
+# Those that every message meets, by themselves: to find a member in its enumeration takes longer than to build a key.
+BATCH = Table.BATCH
+BLOB = Table.BLOB
+BACK = Table.BACK
+LEASE = Table.LEASE
+LEASE_DUE = Table.LEASE_DUE
+DONE = Table.DONE
+FLIGHT = Table.FLIGHT
+PRODUCER = Table.PRODUCER
+SESSION = Table.SESSION
+
 KIND_QUEUE = b"q"
 KIND_GROUP = b"g"
 

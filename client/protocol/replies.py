@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.client.protocol.errors import HoldfastError
+from holdfast.client.protocol.quick import quick
 from holdfast.client.protocol.values import (
     THE_LOG,
     Backoff,
@@ -61,6 +62,7 @@ class ProducerOpened:
     high_water: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
     first_version: Version
@@ -83,6 +85,7 @@ class VersionsChanged:
     outcomes: tuple[VersionOutcome, ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A range of versions that a lease holds, with what all of them have in common."""
@@ -106,6 +109,7 @@ class MessageBatch:
     body: bytes | memoryview
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leased:
     """What a session now holds. Empty grants: nothing was available, and there is no lease.
@@ -131,6 +135,7 @@ class RefusedRange:
     code: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """How many versions an AckBatch, Nack or Release settled; which ranges it could not, in request order."""
@@ -362,6 +367,7 @@ Inner = (
 )
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A reply and where the fold gave it; a query's position is -1."""

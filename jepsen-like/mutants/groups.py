@@ -10,8 +10,8 @@ GROUPS_MUTANTS = (
         name="a-group-sees-what-another-settled",
         rule="G1",
         file="storage/settled.py",
-        old="view.txn.last(Table.DONE, k1(group.g), k2(group.g, version + 1))",
-        new='view.txn.last(Table.DONE, b"", k2(group.g, version + 1))',
+        old="view.txn.last(DONE, k1(group.g), k2(group.g, version + 1))",
+        new='view.txn.last(DONE, b"", k2(group.g, version + 1))',
         tests=(GROUPS,),
     ),
     Mutant(
