@@ -16,7 +16,7 @@ from holdfast.client.protocol.commands import Envelope, Lease, Touch
 from holdfast.client.protocol.errors import InFlightLimit, NotLeader, Overloaded, StateBroken
 from holdfast.client.protocol.replies import Failed, Reply
 from holdfast.client.protocol.values import QueueId
-from holdfast.storage import explain, groups, leases
+from holdfast.storage import explain, groups, leases, unfinished
 from holdfast.storage.effects import Effect, EndLeases, ReapSoon, TouchSoon, WakeConsumers
 from holdfast.storage.rows import NEVER, GroupRow, QueueRow
 from holdfast.storage.state import View
@@ -134,6 +134,7 @@ def _nothing_to_grant(
     view: View, queue: QueueRow, group: GroupRow, time_ms: int, session: bytes = b"", holder: bytes | None = None
 ) -> Reply | None:
     """In the order of `leases.grant`. `holder`: the session, where the lease would count as one of its."""
+    group, _ = unfinished.finished(view, queue, group)
     if groups.ready(queue, group) <= 0:
         return leases.NOTHING
     policy = groups.policy(queue, group)
@@ -146,10 +147,10 @@ def _nothing_to_grant(
     if policy.max_in_flight is not None and group.in_flight >= policy.max_in_flight:
         return Failed(InFlightLimit(limit_name="max_in_flight", limit=policy.max_in_flight))
     limit = policy.max_in_flight_per_session
-    if session and limit is not None and view.flight(group.g, session)[0] >= limit:
+    if session and limit is not None and view.flight(group.hold, session)[0] >= limit:
         return Failed(InFlightLimit(limit_name="max_in_flight_per_session", limit=limit))
     limit = view.limits.leases_per_session
-    if holder and view.flight(group.g, holder)[1] >= limit:
+    if holder and view.flight(group.hold, holder)[1] >= limit:
         return Failed(InFlightLimit(limit_name="leases_per_session", limit=limit))
     return Failed(over) if over is not None and lowest is not None and lowest > group.settled_top else None
 

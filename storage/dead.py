@@ -8,7 +8,7 @@ from holdfast.client.protocol.commands import DropDead, Redrive
 from holdfast.client.protocol.errors import StateBroken
 from holdfast.client.protocol.replies import Purged, Redriven
 from holdfast.client.protocol.values import Columns
-from holdfast.storage import freeing, groups, history, produce, settled
+from holdfast.storage import freeing, groups, history, produce, settled, unfinished
 from holdfast.storage.rows import (
     CAUSES,
     DEAD,
@@ -29,7 +29,6 @@ from holdfast.storage.tables import Table, k1, k2, k3
 
 MOVED = WHY_NUMBER["moved"]
 DISCARDED = WHY_NUMBER["discarded"]
-PURGED = WHY_NUMBER["purged"]
 
 LINEAGE = "holdfast-"
 ROWS_LOOKED_AT = 256  # rows that begin at or below a version, newest first, to find those that hold it
@@ -59,6 +58,9 @@ def die(state: State, queue: QueueRow, group: GroupRow, spans: list[Span], cause
 
 def redrive(state: State, queue: QueueRow, group: GroupRow, command: Redrive) -> Redriven:
     """Bring the named deaths back; whatever is not that death any more is skipped (D4)."""
+    for other in state.groups(queue.q):
+        if other.gaps_to:
+            unfinished.refuse(state, other)  # it would take what is stored again for what it has not settled
     moves = groups.policy(queue, group).dlq_strategy == "move"
     asked = count = 0
     for lo, hi, dead_seq in command.dead:
@@ -110,29 +112,15 @@ def end_old(state: State, queue: QueueRow, group: GroupRow, budget: int) -> int:
     return done
 
 
-def purge(state: State, group: GroupRow) -> int:
-    """Remove every dead row of the group, and count its versions as purged; says how many there were."""
-    count = group.parked
-    for _, data in list(state.txn.scan(Table.DEAD, k1(group.grave), k1(group.grave + 1))):
-        row = unpack_dead(data)
-        _remove_row(state, group, row)
-        state.drop_blob(row.blob)
-        if row.g == group.g:
-            settled.change(state, group, row.span.lo, row.span.hi, PURGED)
-    group.dead -= count
-    group.purged += count
-    return count
-
-
-def read_row(view: View, group: GroupRow, version: int) -> DeadRow | None:
+def read_row(view: View, grave: int, version: int) -> DeadRow | None:
     """The newest dead row that holds this version, of any generation of the group."""
-    below = k3(group.grave, version + 1, 0)
+    below = k3(grave, version + 1, 0)
     newest: DeadRow | None = None
     for _ in range(ROWS_LOOKED_AT):
-        found = view.txn.last(Table.DEAD_AT, k1(group.grave), below)
+        found = view.txn.last(Table.DEAD_AT, k1(grave), below)
         if found is None:
             break
-        data = view.txn.get(Table.DEAD, k1(group.grave) + found[0][16:])
+        data = view.txn.get(Table.DEAD, k1(grave) + found[0][16:])
         row = unpack_dead(data) if data is not None else None
         if row is not None and row.span.hi >= version and (newest is None or row.dead_seq > newest.dead_seq):
             newest = row

@@ -3,7 +3,7 @@
 Each happens at its own due time, whoever touches the group and whenever, so the result does not depend on that.
 """
 
-from holdfast.storage import clock, dead, groups, history, leases, settled
+from holdfast.storage import clock, dead, groups, history, leases, settled, survivors
 from holdfast.storage.effects import TouchSoon
 from holdfast.storage.rows import (
     BEGUN,
@@ -76,15 +76,18 @@ def is_due(view: View, queue: QueueRow, group: GroupRow) -> bool:
 
 def _next(state: State, queue: QueueRow, group: GroupRow) -> Event | None:
     found: list[Event] = []
-    g, now = group.g, state.time_ms
+    now = state.time_ms
     if state.lease_time >= group.lease_due:
-        row = state.txn.first(Table.LEASE_DUE, k1(g), k1(g + 1))
-        group.lease_due = NEVER if row is None else int.from_bytes(row[0][8:16], "big")
-        if row is not None and group.lease_due <= state.lease_time:
-            at_ms = clock.due_time(state.meta, group.lease_due)
-            found.append((at_ms, 0, int.from_bytes(row[0][16:24], "big"), _LEASE, row[0]))
+        group.lease_due = NEVER
+        for scope in (group.hold, group.g) if group.pins else (group.hold,):
+            row = state.txn.first(Table.LEASE_DUE, k1(scope), k1(scope + 1))
+            deadline = NEVER if row is None else int.from_bytes(row[0][8:16], "big")
+            group.lease_due = min(group.lease_due, deadline)
+            if row is not None and deadline <= state.lease_time:
+                at_ms = clock.due_time(state.meta, deadline)
+                found.append((at_ms, 0, int.from_bytes(row[0][16:24], "big"), _LEASE, row[0]))
     if now >= group.wait_due:
-        row = state.txn.first(Table.WAIT_DUE, k1(g), k1(g + 1))
+        row = state.txn.first(Table.WAIT_DUE, k1(group.shelf), k1(group.shelf + 1))
         group.wait_due = NEVER if row is None else int.from_bytes(row[0][8:16], "big")
         if row is not None and group.wait_due <= now:
             found.append((group.wait_due, 1, int.from_bytes(row[0][16:], "big"), _WAIT, row[0]))
@@ -121,10 +124,11 @@ def _lease_expires(state: State, queue: QueueRow, group: GroupRow, key: bytes, a
     if row.flags & LEASE_AUTO:
         leases.end_auto(state, queue, group, lease_id, row)
         return 1
+    survivors.sort_first(state, group, lease_id, row.held)
     leases.end_lease(state, group, lease_id, row)
     n = sum(span.hi - span.lo + 1 for span in row.held)
     group.in_flight -= n
-    state.add_flight(group.g, row.session, -n, 0)
+    state.add_flight(group.hold, row.session, -n, 0)
     policy = groups.policy(queue, group)
     back: list[tuple[Span, int]] = []
     for span in row.held:
@@ -145,7 +149,7 @@ def _lease_expires(state: State, queue: QueueRow, group: GroupRow, key: bytes, a
 def _wait_ends(state: State, queue: QueueRow, group: GroupRow, key: bytes, at_ms: int) -> int:
     """A nack's delay is over."""
     lo = int.from_bytes(key[16:], "big")
-    data = state.delete(Table.WAIT, k2(group.g, lo))
+    data = state.delete(Table.WAIT, k2(group.shelf, lo))
     state.delete(Table.WAIT_DUE, key)
     if data is None:
         return 1

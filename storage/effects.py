@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from holdfast.client.protocol.quick import quick
 
+
+@quick
 @dataclass(frozen=True, slots=True)
 class WakeConsumers:
     """Something may be available now in this group."""

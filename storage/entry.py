@@ -57,14 +57,15 @@ def stamp_of(data: bytes | memoryview) -> int:
 
 def _command_hash(view: memoryview, at: int, envelope: Envelope) -> int:
     """Hash of the command's own bytes: what stands behind the envelope's four fields, which may differ in a retry."""
-    size = _LENGTHS.unpack_from(view, at)[0]
     begin = at + 8
-    skip = 1 if view[begin] < 0xDC else 3  # the array's own mark
-    principal = len(envelope.principal.encode())
-    skip += (1 if principal < 32 else 2 if principal < 256 else 3) + principal
-    skip += 2 + len(envelope.session)
-    skip += _int_size(envelope.request_seq) + _int_size(envelope.done_below)
-    return xxh3_64_intdigest(view[begin + skip : begin + size])
+    end = begin + _LENGTHS.unpack_from(view, at)[0]
+    begin += 1 if view[begin] < 0xDC else 3  # the array's own mark
+    text = envelope.principal
+    principal = len(text) if text.isascii() else len(text.encode())
+    begin += (1 if principal < 32 else 2 if principal < 256 else 3) + principal
+    begin += 2 + len(envelope.session)
+    begin += _int_size(envelope.request_seq) + _int_size(envelope.done_below)
+    return xxh3_64_intdigest(view[begin:end])
 
 
 def _int_size(number: int) -> int:

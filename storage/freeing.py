@@ -4,16 +4,18 @@
 it cannot have.
 """
 
-from holdfast.storage import settled
+from collections.abc import Iterator
+
+from holdfast.storage import settled, sums
 from holdfast.storage.rows import BATCH_KEPT, BatchRow, GroupRow, QueueRow
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2, k3
+from holdfast.storage.tables import BATCH, Table, k1, k2, k3
 
 
 def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     """Add a batch row with its index rows and counters; the blob is there already."""
     key = k2(queue.q, batch.first)
-    state.insert(Table.BATCH, key, batch.pack())
+    state.insert(BATCH, key, batch.pack())
     _count(queue, batch, 1)
     if batch.flags & BATCH_KEPT:
         queue.kept_rows += 1
@@ -23,6 +25,7 @@ def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
         queue.live_bytes += batch.body_bytes
     if batch.due:
         state.insert(Table.SCHED, k3(queue.q, batch.due, batch.first), k1(batch.count))
+        sums.count(state, queue.q, batch.first, batch.count)
     if batch.expires:
         state.insert(Table.TTL, k3(queue.q, batch.expires, batch.first), k1(batch.count))
     state.touch_queue(queue)
@@ -31,7 +34,7 @@ def store_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
 def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
     """Take a batch row out again, with its index rows and counters; its blob stays."""
     key = k2(queue.q, batch.first)
-    state.delete(Table.BATCH, key)
+    state.delete(BATCH, key)
     _count(queue, batch, -1)
     if batch.flags & BATCH_KEPT:
         queue.kept_rows -= 1
@@ -41,6 +44,7 @@ def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
         queue.live_bytes -= batch.body_bytes
     if batch.due:
         state.delete(Table.SCHED, k3(queue.q, batch.due, batch.first))
+        sums.count(state, queue.q, batch.first, -batch.count)
     if batch.expires:
         state.delete(Table.TTL, k3(queue.q, batch.expires, batch.first))
     state.touch_queue(queue)
@@ -48,7 +52,12 @@ def remove_batch(state: State, queue: QueueRow, batch: BatchRow) -> None:
 
 def release(state: State, queue: QueueRow, lo: int, hi: int) -> None:
     """Look at the batches of lo … hi: those that no group needs any more are freed or become kept."""
-    for batch in list(state.batches(queue.q, lo, hi)):
+    batch = state.batch_at(queue.q, lo)
+    if batch is not None and batch.last >= hi:  # mostly they are of one batch, which needs no walk
+        found = [batch]
+    else:
+        found = list(state.batches(queue.q, lo, hi))
+    for batch in found:
         if not needed(state, queue, batch):
             _end(state, queue, batch)
 
@@ -96,20 +105,19 @@ def restore(state: State, queue: QueueRow, batch: BatchRow) -> None:
     store_batch(state, queue, batch)
 
 
-def gaps(view: View, queue: QueueRow, start: int) -> list[tuple[int, int]]:
-    """The ranges from `start` to the tail that are not stored."""
-    found = []
+def gaps(view: View, queue: QueueRow, start: int) -> Iterator[tuple[int, int]]:
+    """The ranges from `start` to the tail that are not stored, ascending."""
     if start < queue.low:
-        found.append((start, min(queue.low - 1, queue.tail)))
+        yield start, min(queue.low - 1, queue.tail)
+        start = queue.low
     if queue.freed_rows:
         before = view.txn.last(Table.FREED, k1(queue.q), k2(queue.q, start))
         if before is not None:
             hi = int.from_bytes(before[1], "big")
-            if hi >= start >= queue.low:
-                found.append((start, hi))
+            if hi >= start:
+                yield start, hi
         for key, data in view.txn.scan(Table.FREED, k2(queue.q, start), k2(queue.q, queue.tail + 1)):
-            found.append((int.from_bytes(key[8:], "big"), int.from_bytes(data, "big")))
-    return [(lo, hi) for lo, hi in found if lo <= hi]
+            yield int.from_bytes(key[8:], "big"), int.from_bytes(data, "big")
 
 
 def pin(state: State, group: GroupRow, ranges: list[tuple[int, int]]) -> None:
@@ -137,7 +145,7 @@ def _end(state: State, queue: QueueRow, batch: BatchRow) -> None:
         queue.live_bytes -= batch.body_bytes
         queue.kept_rows += 1
         batch.flags |= BATCH_KEPT
-        state.put(Table.BATCH, k2(queue.q, batch.first), batch.pack())
+        state.put(BATCH, k2(queue.q, batch.first), batch.pack())
         state.insert(Table.KEPT, k2(queue.q, batch.first), b"")
         state.touch_queue(queue)
 

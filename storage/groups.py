@@ -1,7 +1,8 @@
 """A message's life in a group: available -> leased -> settled or dead; where what came back is put.
 
 A version that was never delivered has no row: it lies at or above the cursor. All others are in exactly one of BACK
-(available), WAIT (away after a nack), LEASE (in flight) and DONE (settled); redriven ones are in DONE as well.
+(available), WAIT (away after a nack), LEASE (in flight) and DONE (settled); redriven ones are in DONE as well, and
+what a purge settled has no row either: it lies at or below the purge line.
 """
 
 from collections.abc import Iterable
@@ -189,7 +190,7 @@ def end(state: State, queue: QueueRow, group: GroupRow, spans: list[Span], cause
 
 
 def make_available(state: State, queue: QueueRow, group: GroupRow, span: Span) -> None:
-    state.insert(Table.BACK, k2(group.g, span.lo), span.pack())
+    state.insert(Table.BACK, k2(group.shelf, span.lo), span.pack())
     state.touch_group(group)
     state.effects[WakeConsumers(queue.q, group.name)] = None
 
@@ -199,8 +200,8 @@ def put(state: State, queue: QueueRow, group: GroupRow, span: Span, at_ms: int, 
     if until_ms <= at_ms:
         make_available(state, queue, group, span)
         return
-    state.insert(Table.WAIT, k2(group.g, span.lo), k1(until_ms) + span.pack())
-    state.insert(Table.WAIT_DUE, k3(group.g, until_ms, span.lo), b"")
+    state.insert(Table.WAIT, k2(group.shelf, span.lo), k1(until_ms) + span.pack())
+    state.insert(Table.WAIT_DUE, k3(group.shelf, until_ms, span.lo), b"")
     group.waiting += span.hi - span.lo + 1
     group.wait_due = min(group.wait_due, until_ms)
     state.touch_group(group)
@@ -225,23 +226,25 @@ def _split_expired(state: State, queue: QueueRow, span: Span, at_ms: int) -> lis
 def take_back(state: State, group: GroupRow, lo: int, hi: int) -> list[Span]:
     """Take the available ones of lo … hi out of BACK; what remains of cut rows goes back in."""
     taken = []
-    for key, data in _overlapping(state, Table.BACK, group.g, lo, hi):
+    for key, data in _overlapping(state, Table.BACK, group.shelf, lo, hi):
         span, _ = unpack_span(data)
         state.delete(Table.BACK, key)
         for part in _outside(span, lo, hi):
-            state.insert(Table.BACK, k2(group.g, part.lo), part.pack())
+            state.insert(Table.BACK, k2(group.shelf, part.lo), part.pack())
         taken.append(span.part(max(span.lo, lo), min(span.hi, hi)))
     return taken
 
 
 def peek_back(view: View, group: GroupRow, lo: int, hi: int) -> list[Span]:
     """The available ones of lo … hi that are in BACK."""
-    return _clipped((unpack_span(data)[0] for _, data in _overlapping(view, Table.BACK, group.g, lo, hi)), lo, hi)
+    return _clipped((unpack_span(data)[0] for _, data in _overlapping(view, Table.BACK, group.shelf, lo, hi)), lo, hi)
 
 
 def peek_waiting(view: View, group: GroupRow, lo: int, hi: int) -> list[Span]:
     """The nacked ones of lo … hi that are away."""
-    return _clipped((unpack_span(data, 8)[0] for _, data in _overlapping(view, Table.WAIT, group.g, lo, hi)), lo, hi)
+    return _clipped(
+        (unpack_span(data, 8)[0] for _, data in _overlapping(view, Table.WAIT, group.shelf, lo, hi)), lo, hi
+    )
 
 
 def _clipped(spans: Iterable[Span], lo: int, hi: int) -> list[Span]:
@@ -251,14 +254,14 @@ def _clipped(spans: Iterable[Span], lo: int, hi: int) -> list[Span]:
 def take_waiting(state: State, group: GroupRow, lo: int, hi: int) -> list[Span]:
     """Take the nacked ones of lo … hi out of WAIT."""
     taken = []
-    for key, data in _overlapping(state, Table.WAIT, group.g, lo, hi):
+    for key, data in _overlapping(state, Table.WAIT, group.shelf, lo, hi):
         until = int.from_bytes(data[:8], "big")
         span, _ = unpack_span(data, 8)
         state.delete(Table.WAIT, key)
-        state.delete(Table.WAIT_DUE, k3(group.g, until, span.lo))
+        state.delete(Table.WAIT_DUE, k3(group.shelf, until, span.lo))
         for part in _outside(span, lo, hi):
-            state.insert(Table.WAIT, k2(group.g, part.lo), k1(until) + part.pack())
-            state.insert(Table.WAIT_DUE, k3(group.g, until, part.lo), b"")
+            state.insert(Table.WAIT, k2(group.shelf, part.lo), k1(until) + part.pack())
+            state.insert(Table.WAIT_DUE, k3(group.shelf, until, part.lo), b"")
         part = span.part(max(span.lo, lo), min(span.hi, hi))
         group.waiting -= part.hi - part.lo + 1
         taken.append(part)
@@ -275,20 +278,20 @@ def _outside(span: Span, lo: int, hi: int) -> list[Span]:
     return parts
 
 
-def _overlapping(view: View, table: Table, g: int, lo: int, hi: int) -> list[tuple[bytes, bytes]]:
+def _overlapping(view: View, table: Table, shelf: int, lo: int, hi: int) -> list[tuple[bytes, bytes]]:
     """Rows of BACK or WAIT that hold any of lo … hi, ascending."""
     at = 8 if table == Table.WAIT else 0
     rows = []
-    before = view.txn.last(table, k1(g), k2(g, lo))
+    before = view.txn.last(table, k1(shelf), k2(shelf, lo))
     if before is not None and unpack_span(before[1], at)[0].hi >= lo:
         rows.append(before)
-    rows += view.txn.scan(table, k2(g, lo), k2(g, hi + 1))
+    rows += view.txn.scan(table, k2(shelf, lo), k2(shelf, hi + 1))
     return rows
 
 
-def span_at(view: View, table: Table, g: int, version: int) -> tuple[Span, int] | None:
+def span_at(view: View, table: Table, shelf: int, version: int) -> tuple[Span, int] | None:
     """The span of BACK or WAIT that holds this version, and until when it waits."""
-    rows = _overlapping(view, table, g, version, version)
+    rows = _overlapping(view, table, shelf, version, version)
     if not rows:
         return None
     if table == Table.WAIT:

@@ -11,7 +11,7 @@ from holdfast.client.protocol.commands import Lease
 from holdfast.client.protocol.errors import AckHoleCapExceeded, InFlightLimit, LeaseExpired, LeaseTooLong
 from holdfast.client.protocol.replies import Grant, Leased
 from holdfast.client.protocol.values import Columns, LeaseId
-from holdfast.storage import clock, freeing, groups, history, settled
+from holdfast.storage import clock, freeing, groups, history, settled, unfinished
 from holdfast.storage.effects import WakeConsumers
 from holdfast.storage.groups import Policy
 from holdfast.storage.rows import (
@@ -28,12 +28,12 @@ from holdfast.storage.rows import (
     Span,
     unpack_lease,
     unpack_span,
+    versions_in,
 )
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k2, k4
+from holdfast.storage.tables import BACK, DONE, LEASE, LEASE_DUE, Table, k1, k2, k4
 
 ACKED = WHY_NUMBER["acked"]
-AUTO = b"a"  # in LEASE_DUE: nothing returns when this one ends (L6)
 NOTHING = Leased(lease_id=LeaseId(0), deadline_ms=0, grants=())
 
 
@@ -51,6 +51,8 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         return NOTHING
     room = min(_room(state, group, policy, session, command.auto_ack), command.max_messages)
     ceiling = NEVER
+    if unfinished.most_holes(queue, group) > hole_cap(group, policy):
+        unfinished.refuse(state, group)
     over = cap_exceeded(state, group, policy)
     if over is not None:
         ceiling = group.settled_top
@@ -69,12 +71,13 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         _settle_at_hand_out(state, queue, group, lease_id, taken, ranges, consumer)
         flags |= LEASE_AUTO
     else:
-        n = sum(hi - lo + 1 for lo, hi in ranges)
+        n = versions_in(taken)
         group.in_flight += n
-        state.add_flight(group.g, session, n, 1)
+        state.add_flight(group.hold, session, n, 1)
     row = LeaseRow(session, deadline, state.lease_time, flags, ranges, taken)
-    state.insert(Table.LEASE, k2(group.g, lease_id), row.pack())
-    state.insert(Table.LEASE_DUE, k4(group.g, deadline, ranges[0][0], lease_id), AUTO if command.auto_ack else b"")
+    scope = group.g if command.auto_ack else group.hold  # an auto-acked one is not in flight: no purge ends it
+    state.insert(LEASE, k2(scope, lease_id), row.pack())
+    state.insert(LEASE_DUE, k4(scope, deadline, ranges[0][0], lease_id), b"")
     if deadline < group.lease_due:
         group.lease_due = deadline
     state.touch_group(group)
@@ -95,16 +98,20 @@ def again(view: View, group: GroupRow | None, lease_id: int) -> Leased:
 
 
 def read_lease(view: View, group: GroupRow, lease_id: int) -> LeaseRow | None:
-    data = view.txn.get(Table.LEASE, k2(group.g, lease_id))
+    data = view.txn.get(LEASE, k2(group.hold, lease_id))
+    if data is None and group.pins:
+        data = view.txn.get(LEASE, k2(group.g, lease_id))
     return None if data is None else unpack_lease(data)
 
 
 def end_lease(state: State, group: GroupRow, lease_id: int, row: LeaseRow) -> None:
     """Forget a lease that holds nothing any more."""
-    state.delete(Table.LEASE, k2(group.g, lease_id))
-    state.delete(Table.LEASE_DUE, k4(group.g, row.deadline, row.granted[0][0], lease_id))
-    if not row.flags & LEASE_AUTO:
-        state.add_flight(group.g, row.session, 0, -1)
+    auto = row.flags & LEASE_AUTO
+    scope = group.g if auto else group.hold
+    state.delete(LEASE, k2(scope, lease_id))
+    state.delete(LEASE_DUE, k4(scope, row.deadline, row.granted[0][0], lease_id))
+    if not auto:
+        state.add_flight(group.hold, row.session, 0, -1)
     state.touch_group(group)
 
 
@@ -123,20 +130,24 @@ def attempts_after(row: LeaseRow, span: Span) -> int:
 
 def cap_exceeded(view: View, group: GroupRow, policy: Policy) -> AckHoleCapExceeded | None:
     """The refusal of L5, if the group is over its cap."""
-    cap = policy.max_ack_holes + group.held_passed + group.redriven
+    cap = hole_cap(group, policy)
     if group.holes <= cap:
         return None
     return AckHoleCapExceeded(holes=group.holes, cap=cap, next_due_ms=next_due(view, group))
 
 
+def hole_cap(group: GroupRow, policy: Policy) -> int:
+    """The cap in force (0002, 14)."""
+    return policy.max_ack_holes + group.held_passed + group.redriven
+
+
 def next_due(view: View, group: GroupRow) -> int | None:
     """When the next lease falls due or the next nack delay ends, in committed time."""
     times = []
-    if group.in_flight:
-        rows = view.txn.scan(Table.LEASE_DUE, k1(group.g), k1(group.g + 1))
-        deadline = next((int.from_bytes(key[8:16], "big") for key, auto in rows if not auto), NEVER)
-        times.append(clock.due_time(view.meta, deadline))
-    wait = view.txn.first(Table.WAIT_DUE, k1(group.g), k1(group.g + 1)) if group.waiting else None
+    lease = view.txn.first(LEASE_DUE, k1(group.hold), k1(group.hold + 1)) if group.in_flight else None
+    if lease is not None:
+        times.append(clock.due_time(view.meta, int.from_bytes(lease[0][8:16], "big")))
+    wait = view.txn.first(Table.WAIT_DUE, k1(group.shelf), k1(group.shelf + 1)) if group.waiting else None
     if wait is not None:
         times.append(int.from_bytes(wait[0][8:16], "big"))
     return min(times) if times else None
@@ -170,7 +181,7 @@ class Walk:
             back, plain = self._next_back(), self._next_plain()
             if back is not None and (plain is None or back.lo < plain[0]):
                 if back.attempts >= self._max_attempts:
-                    state.delete(Table.BACK, k2(self._group.g, self._back_key))
+                    state.delete(BACK, k2(self._group.shelf, self._back_key))
                     self._back_read = False
                     self._back_from = back.hi + 1
                     for version in range(back.lo, back.hi + 1):  # the limit was lowered: each dies by itself
@@ -201,13 +212,13 @@ class Walk:
             self._plain_from = hi + 1
             self._plain_read = False
             return Span(lo, hi)
-        self._state.delete(Table.BACK, k2(group.g, self._back_key))
+        self._state.delete(BACK, k2(group.shelf, self._back_key))
         if self._back_key < lo:  # what was stepped over before this piece stays
             rest = past.part(self._back_key, lo - 1)
-            self._state.insert(Table.BACK, k2(group.g, rest.lo), rest.pack())
+            self._state.insert(BACK, k2(group.shelf, rest.lo), rest.pack())
         if hi < past.hi:
             rest = past.part(hi + 1, past.hi)
-            self._state.insert(Table.BACK, k2(group.g, rest.lo), rest.pack())
+            self._state.insert(BACK, k2(group.shelf, rest.lo), rest.pack())
         self._back_from = hi + 1
         self._back_read = False
         return past.part(lo, hi)
@@ -225,8 +236,8 @@ class Walk:
 
     def _next_back(self) -> Span | None:
         if not self._back_read:
-            g = self._group.g
-            found = self._state.txn.first(Table.BACK, k2(g, self._back_from), k1(g + 1))
+            shelf = self._group.shelf
+            found = self._state.txn.first(BACK, k2(shelf, self._back_from), k1(shelf + 1))
             self._back = None if found is None else unpack_span(found[1])[0]
             self._back_key = self._back.lo if self._back is not None else 0
             self._back_read = True
@@ -272,7 +283,7 @@ class Walk:
             lo = max(at, batch.first)
             hi = last
             if lo < group.settled_top:
-                following = state.txn.first(Table.DONE, k2(group.g, lo), k2(group.g, hi + 1))
+                following = state.txn.first(DONE, k2(group.g, lo), k2(group.g, hi + 1))
                 if following is not None:
                     hi = int.from_bytes(following[0][8:], "big") - 1
             found = (lo, hi, batch)
@@ -342,7 +353,7 @@ def _room(state: State, group: GroupRow, policy: Policy, session: bytes, auto_ac
         room = policy.max_in_flight - group.in_flight
         if room <= 0:
             raise InFlightLimit(limit_name="max_in_flight", limit=policy.max_in_flight)
-    versions, leases = state.flight(group.g, session)
+    versions, leases = state.flight(group.hold, session)
     if policy.max_in_flight_per_session is not None:
         room = min(room, policy.max_in_flight_per_session - versions)
         if room <= 0:

@@ -81,6 +81,7 @@ from holdfast.storage.state import State
 from holdfast.storage.store import WriteTxn
 
 RULES_VERSION = 1
+_WITHOUT_SESSION = (Touch, TimeStep, Stage)
 RETRY_AFTER_MS = 100  # the leader touches what is due as fast as it can
 
 
@@ -117,6 +118,7 @@ def _apply_one(txn: WriteTxn, entry: Entry) -> Applied:
         raise StateBroken(problem=f"the log speaks rules version {meta.rules}; this node knows {RULES_VERSION}")
     clock.advance(meta, entry.stamp_ms, state.limits.stamp_advance_ms)
     state.time_ms = meta.time_ms
+    state.lease_time = meta.time_ms - meta.steps  # the rest of the entry is at this one: a TimeStep does not move it
     _end_what_is_over(state)
     answers = []
     for position, (envelope, command_hash) in enumerate(entry.commands):
@@ -167,21 +169,16 @@ def _answer(state: State, envelope: Envelope, command_hash: int) -> Reply:
 
 def _free_what_was_kept(state: State, command: Command) -> None:
     """What a command settled may be beyond retention at once."""
-    named = command.items if isinstance(command, Transaction) else (command,)
-    for item in named:
+    for item in command.items if isinstance(command, Transaction) else (command,):
         queue = state.queue(getattr(item, "queue_id", 0))
         if queue is not None and queue.kept_rows and not queue.deleted:
             retention.free_kept(state, queue)
 
 
 def _needs_session(command: Command) -> bool:
-    match command:
-        case Touch() | TimeStep() | Stage():
-            return False
-        case Produce():
-            return command.client_id is None
-        case _:
-            return True
+    if isinstance(command, Produce):
+        return command.client_id is None
+    return not isinstance(command, _WITHOUT_SESSION)
 
 
 def _execute(state: State, envelope: Envelope) -> Reply:

@@ -65,7 +65,12 @@ def numbered(state: State, queue: QueueRow, command: Produce) -> Produced:
         window = []
     else:
         done_below = first_seq if command.done_below is None else min(command.done_below, first_seq)
-        window = [item for item in producer.window if item[1] + item[2] > done_below]
+        over = 0  # the window ascends: those that the client is done with are its first
+        for item in producer.window:
+            if item[1] + item[2] > done_below:
+                break
+            over += 1
+        window = producer.window[over:] if over else producer.window
         if len(window) >= state.limits.producer_window:
             raise ProducerWindowFull(limit=state.limits.producer_window)
     if producer is None:
@@ -292,9 +297,12 @@ def _runs(columns: Columns, time_ms: int, default_ttl: int | None) -> list[tuple
 
 
 def _remembered(producer: ProducerRow, numbering_epoch: int, first_seq: int) -> tuple[int, int, int, int, bytes] | None:
-    for item in producer.window:
+    """Numbers only grow, so the window ascends: mostly one look at its end shows that a number is new."""
+    for item in reversed(producer.window):
         if item[1] == first_seq and item[0] == numbering_epoch:
             return item
+        if item[1] < first_seq:
+            break
     return None
 
 

@@ -22,25 +22,16 @@ from holdfast.client.protocol.errors import (
 )
 from holdfast.client.protocol.replies import Done, Purged, QueueCreated, Started
 from holdfast.client.protocol.values import GroupSettings, QueueId, QueueSettings, Version
-from holdfast.storage import dead, due, freeing, groups, leases, reap, retention, settled
+from holdfast.storage import due, gaps, groups, reap, retention, settled, sums, survivors, unfinished
 from holdfast.storage.effects import EndLeases, WakeConsumers
 from holdfast.storage.rows import (
-    FREED,
-    LEASE_AUTO,
     NEVER,
-    REDRIVE,
-    REDRIVEN,
-    WHY_NUMBER,
     GroupRow,
     QueueRow,
-    Span,
     pack_settings,
-    unpack_lease,
 )
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k1, queue_name_key
-
-PURGED = WHY_NUMBER["purged"]
 
 
 def create_queue(state: State, command: CreateQueue) -> QueueCreated:
@@ -129,8 +120,9 @@ def seek(state: State, queue: QueueRow, group: GroupRow, command: Seek) -> Start
     _end_generation(state, queue, group)
     if command.dead:
         reap.forget_dead(state, group)
-        group.grave, group.parked = _new_id(state), 0
-    fresh = GroupRow(group.q, group.gid, _new_id(state), group.grave, group.name, group.settings_bytes)
+        group.grave, group.parked = state.new_scope(), 0
+    ids = state.new_scope(), group.grave, state.new_scope(), state.new_scope()
+    fresh = GroupRow(group.q, group.gid, *ids, group.name, group.settings_bytes)
     fresh.dead_seq, fresh.parked = group.dead_seq, group.parked
     fresh.dead = fresh.carried = group.parked
     rows = state.groups(queue.q)
@@ -143,7 +135,15 @@ def seek(state: State, queue: QueueRow, group: GroupRow, command: Seek) -> Start
 
 def purge(state: State, queue: QueueRow, command: PurgeQueue, chosen: Sequence[GroupRow]) -> Purged:
     """Settle what is ready and delayed; the flags widen it to what is in flight and dead (G5)."""
-    return Purged(count=sum(_purge_group(state, queue, group, command) for group in chosen))
+    for group in chosen:
+        if group.gaps_to:
+            unfinished.refuse(state, group)  # what it never had would be taken for purged
+    count = sum(_purge_group(state, queue, group, command) for group in chosen)
+    if any(group.sort_to for group in chosen):
+        reap.release_later(state, queue, queue.low, queue.tail)
+    else:
+        reap.release_range(state, queue, queue.low, queue.tail)
+    return Purged(count=count)
 
 
 def _wake(state: State, queue: QueueRow, chosen: Sequence[GroupRow]) -> None:
@@ -154,13 +154,8 @@ def _wake(state: State, queue: QueueRow, chosen: Sequence[GroupRow]) -> None:
 
 def _new_group(state: State, queue: QueueRow, name: str, settings: GroupSettings) -> GroupRow:
     """A group that does not exist yet. Deaths are counted on from those of deleted groups: no number names two."""
-    ids = _new_id(state), _new_id(state), _new_id(state)
-    return GroupRow(queue.q, *ids, name, pack_settings(settings), dead_seq=queue.dead_seq)
-
-
-def _new_id(state: State) -> int:
-    state.meta.group_ids += 1
-    return state.meta.group_ids
+    gid, g, grave, shelf, hold = (state.new_scope() for _ in range(5))
+    return GroupRow(queue.q, gid, g, grave, shelf, hold, name, pack_settings(settings), dead_seq=queue.dead_seq)
 
 
 def _start(view: View, queue: QueueRow, asked: str | int) -> tuple[int, bool]:
@@ -171,6 +166,8 @@ def _start(view: View, queue: QueueRow, asked: str | int) -> tuple[int, bool]:
     others = view.groups(queue.q)
     if asked == "earliest":
         if others and not retention.is_replay(queue.settings):
+            for group in others:
+                unfinished.refuse(view, group)
             return min(settled.lowest_unsettled(view, group) for group in others), False
         return queue.low, False
     assert isinstance(asked, int)
@@ -182,28 +179,18 @@ def _begin(state: State, queue: QueueRow, group: GroupRow, start: int) -> None:
     """Set a new generation to its start: what is not stored there counts as settled, what is delayed as held."""
     group.start = group.cursor = group.skip_to = group.known_from = start
     group.floor = group.settled_top = start - 1
-    for lo, hi in freeing.gaps(state, queue, start):
-        settled.add(state, group, lo, hi, FREED)
-        group.freed += hi - lo + 1
+    if queue.freed_rows and start <= queue.tail:
+        gaps.begin(state, queue, group)
+        if group.gaps_to:
+            reap.fill_later(state, group)
     if queue.sched_rows and start <= queue.tail:
-        group.held = _held_from(state, queue, start)
+        group.held = sums.delayed_from(state, queue, start)
         due.release_due(state, queue, group)
     state.touch_group(group)
 
 
-def _held_from(view: View, queue: QueueRow, start: int) -> int:
-    """Versions at or above `start` in batches with a due time."""
-    if start <= queue.low:
-        return queue.sched_versions
-    total = 0
-    for key, data in view.txn.scan(Table.SCHED, k1(queue.q), k1(queue.q + 1)):
-        first = int.from_bytes(key[16:], "big")
-        total += max(0, first + int.from_bytes(data, "big") - max(first, start))
-    return total
-
-
 def _end_generation(state: State, queue: QueueRow, group: GroupRow) -> None:
-    reap.forget_generation(state, group.g)
+    reap.forget_generation(state, group)
     state.effects[EndLeases(queue.q, group.name)] = None
 
 
@@ -216,65 +203,35 @@ def _drop_group(state: State, queue: QueueRow, group: GroupRow) -> None:
 
 
 def _purge_group(state: State, queue: QueueRow, group: GroupRow, command: PurgeQueue) -> int:
-    """One group. Costs a step for each open lease and each settled range above the floor, not for each message."""
+    """One group: counters move, ids are given up, and the line is drawn; what stood there goes later."""
     count = groups.ready(queue, group) + groups.delayed(group)
-    held: list[tuple[int, int]] = []
-    redriven: list[tuple[int, int]] = []
-    for key, data in list(state.txn.scan(Table.LEASE, k1(group.g), k1(group.g + 1))):
-        row = unpack_lease(data)
-        if row.flags & LEASE_AUTO:
-            continue
-        if command.in_flight:
-            lease_id = int.from_bytes(key[8:], "big")
-            n = sum(span.hi - span.lo + 1 for span in row.held)
-            leases.end_lease(state, group, lease_id, row)
-            state.add_flight(group.g, row.session, -n, 0)
-            group.in_flight -= n
-            count += n
-        else:
-            held += [(span.lo, span.hi) for span in row.held]
-    for span in _available_and_waiting(state, group):
-        if span.flags & REDRIVE:
-            redriven.append((span.lo, span.hi))
-    _clear(state, group)
-    for lo, hi in redriven:
-        settled.change(state, group, lo, hi, PURGED)
+    reap.forget_shelf(state, group)
+    group.shelf = state.new_scope()
     if command.in_flight:
-        for lo, hi, why in settled.overlapping(state, group, 1, queue.tail):
-            if why == REDRIVEN:
-                settled.change(state, group, lo, hi, PURGED)
-    for lo, hi in _complement(held, group.start, queue.tail):
-        for part_lo, part_hi in settled.unsettled(state, group, lo, hi):
-            settled.add(state, group, part_lo, part_hi, PURGED)
+        count += group.in_flight
+        reap.forget_hold(state, group)
+        group.hold = state.new_scope()
+        group.in_flight = 0
     group.purged += count
-    group.held = group.held_passed = group.skip_held = 0
+    group.waiting = group.held = group.held_passed = group.skip_held = 0
+    group.wait_due = NEVER
     group.cursor = group.skip_to = queue.tail + 1
+    survivors.draw_line(state, queue, group)
+    if group.sort_to:
+        reap.sort_later(state, group)
     if command.dead and group.parked:
-        count += dead.purge(state, group)
-    state.touch_group(group)
-    reap.release_range(state, queue, queue.low, queue.tail)
+        count += _purge_dead(state, group)
     return count
 
 
-def _available_and_waiting(view: View, group: GroupRow) -> list[Span]:
-    return [*groups.peek_back(view, group, 1, NEVER - 1), *groups.peek_waiting(view, group, 1, NEVER - 1)]
-
-
-def _clear(state: State, group: GroupRow) -> None:
-    """Empty BACK and WAIT."""
-    groups.take_back(state, group, 1, NEVER - 1)
-    groups.take_waiting(state, group, 1, NEVER - 1)
-
-
-def _complement(ranges: list[tuple[int, int]], lo: int, hi: int) -> list[tuple[int, int]]:
-    parts = []
-    for first, last in sorted(ranges):
-        if first > lo:
-            parts.append((lo, first - 1))
-        lo = max(lo, last + 1)
-    if lo <= hi:
-        parts.append((lo, hi))
-    return parts
+def _purge_dead(state: State, group: GroupRow) -> int:
+    count = group.parked
+    reap.forget_purged(state, group)
+    group.grave = state.new_scope()
+    group.dead -= count
+    group.purged += count
+    group.parked = 0
+    return count
 
 
 # Dead-letter targets -----------------------------------------------------------------------------------------

@@ -5,35 +5,39 @@ Every node works on the same tasks at the same entries, so their stores stay equ
 """
 
 import struct
-from typing import Literal
+from typing import Literal, get_args
 
-from holdfast.storage import freeing
+from holdfast.storage import freeing, gaps, settled, survivors
 from holdfast.storage.effects import ReapSoon
-from holdfast.storage.rows import GroupRow, QueueRow, unpack_batch, unpack_dead
-from holdfast.storage.state import State
+from holdfast.storage.rows import DeadRow, GroupRow, QueueRow, unpack_batch, unpack_dead
+from holdfast.storage.settled import PURGED
+from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, after, k1
 
-Task = Literal["rows", "dead", "batches", "release", "staged"]
-_TASKS: tuple[Task, ...] = ("rows", "dead", "batches", "release", "staged")
+Task = Literal["rows", "dead", "batches", "release", "staged", "sort", "purged", "gaps"]
+_TASKS: tuple[Task, ...] = get_args(Task)
 _ROW = struct.Struct(">BBQQQ")
 
-GENERATION_TABLES = (
-    Table.BACK,
-    Table.WAIT,
-    Table.WAIT_DUE,
-    Table.LEASE,
-    Table.LEASE_DUE,
-    Table.DONE,
-    Table.FLIGHT,
-    Table.PIN,
-)
+GENERATION_TABLES = (Table.DONE, Table.PIN, Table.LEASE, Table.LEASE_DUE)
+SHELF_TABLES = (Table.BACK, Table.WAIT, Table.WAIT_DUE, Table.OPEN, Table.AGAIN)
+HOLD_TABLES = (Table.LEASE, Table.LEASE_DUE, Table.FLIGHT)
 
 
-def forget_generation(state: State, g: int) -> None:
+def forget_generation(state: State, group: GroupRow) -> None:
     """All rows of one generation of a group."""
-    for table in GENERATION_TABLES:
-        if table == Table.FLIGHT or state.txn.first(table, k1(g), after(k1(g))) is not None:
-            _add(state, "rows", table, g, 0, 0)  # rows of FLIGHT may be written only at the end of this entry
+    _forget(state, GENERATION_TABLES, group.g)
+    forget_shelf(state, group)
+    forget_hold(state, group)
+
+
+def forget_shelf(state: State, group: GroupRow) -> None:
+    """What is available, away or open again."""
+    _forget(state, SHELF_TABLES, group.shelf)
+
+
+def forget_hold(state: State, group: GroupRow) -> None:
+    """All leases, but for auto-acked ones."""
+    _forget(state, HOLD_TABLES, group.hold)
 
 
 def forget_dead(state: State, group: GroupRow) -> None:
@@ -44,12 +48,35 @@ def forget_dead(state: State, group: GroupRow) -> None:
         _add(state, "rows", Table.DEAD_AT, group.grave, 0, 0)
 
 
+def forget_purged(state: State, group: GroupRow) -> None:
+    """All dead rows of a group, with their bodies; those versions that died in its present generation become purged."""
+    _add(state, "purged", Table.DEAD, group.grave, group.q, group.gid)
+    _add(state, "rows", Table.DEAD_DUE, group.grave, 0, 0)
+    _add(state, "rows", Table.DEAD_AT, group.grave, 0, 0)
+
+
+def purged_graves(view: View, group: GroupRow) -> list[int]:
+    """Under which ids dead rows of this group stand that were purged."""
+    tasks = (_ROW.unpack(data) for _, data in view.txn.scan(Table.REAP, k1(0), k1(2**63)))
+    return [scope for task, _, scope, _, gid in tasks if _TASKS[task] == "purged" and gid == group.gid]
+
+
+def sort_later(state: State, group: GroupRow) -> None:
+    """Leases from before the group's last purge that one command could not sort in."""
+    _add(state, "sort", Table.OPEN, group.q, group.shelf, 0)
+
+
+def fill_later(state: State, group: GroupRow) -> None:
+    """Gaps before a generation's time that one command could not take over."""
+    _add(state, "gaps", Table.FREED, group.q, group.g, 0)
+
+
 def forget_queue(state: State, queue: QueueRow) -> None:
     """All rows of a queue but its tombstone."""
     _add(state, "batches", Table.BATCH, queue.q, 0, 0)
     for table in (
         Table.SCHED, Table.TTL, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
-        Table.KEPT,
+        Table.KEPT, Table.SUM,
     ):  # fmt: skip
         if table == Table.PRODUCER or state.txn.first(table, k1(queue.q), after(k1(queue.q))) is not None:
             _add(state, "rows", table, queue.q, 0, 0)  # likewise those of PRODUCER
@@ -67,7 +94,12 @@ def release_range(state: State, queue: QueueRow, lo: int, hi: int) -> None:
     if lo <= hi:
         rest = _release(state, queue, lo, hi, state.limits.reap_rows)
         if rest <= hi:
-            _add(state, "release", Table.BATCH, queue.q, rest, hi)
+            release_later(state, queue, rest, hi)
+
+
+def release_later(state: State, queue: QueueRow, lo: int, hi: int) -> None:
+    """The same, when all that is to be reaped now is done."""
+    _add(state, "release", Table.BATCH, queue.q, lo, hi)
 
 
 def work(state: State) -> None:
@@ -98,6 +130,14 @@ def _step(
             return budget - 1, True
         state.put(Table.REAP, key, _ROW.pack(_TASKS.index(task), table, scope, rest, hi))
         return 0, False
+    if task in ("sort", "gaps"):
+        queue = state.queue(scope)
+        group = next((group for group in state.groups(scope) if lo in (group.shelf, group.g)), None)
+        if queue is None or group is None:
+            return budget - 1, True  # purged again, at another place or gone: what is left is no affair of this task
+        if task == "sort":
+            return survivors.sort(state, group, budget), not group.sort_to
+        return gaps.take_over(state, queue, group, budget), not group.gaps_to
     prefix = k1(scope)
     rows = []
     for row in state.txn.scan(table, prefix, after(prefix)):
@@ -108,11 +148,21 @@ def _step(
         state.delete(table, row_key)
         if task == "dead":
             state.drop_blob(unpack_dead(data).blob)
+        elif task == "purged":
+            _purge_dead(state, lo, hi, unpack_dead(data))
         elif task == "batches":
             state.drop_blob(unpack_batch(0, data).blob)
         elif task == "staged":
             state.drop_blob(int.from_bytes(data[:8], "big"))
     return budget - max(len(rows), 1), len(rows) < budget
+
+
+def _purge_dead(state: State, q: int, gid: int, row: DeadRow) -> None:
+    state.drop_blob(row.blob)
+    for group in state.groups(q):
+        if group.gid == gid and group.g == row.g:
+            settled.change(state, group, row.span.lo, row.span.hi, PURGED)
+            state.touch_group(group)
 
 
 def _release(state: State, queue: QueueRow, lo: int, hi: int, budget: int) -> int:
@@ -125,6 +175,12 @@ def _release(state: State, queue: QueueRow, lo: int, hi: int, budget: int) -> in
         lo = batch.last + 1
         budget -= 1
     return lo
+
+
+def _forget(state: State, tables: tuple[Table, ...], scope: int) -> None:
+    for table in tables:
+        if table == Table.FLIGHT or state.txn.first(table, k1(scope), after(k1(scope))) is not None:
+            _add(state, "rows", table, scope, 0, 0)  # rows of FLIGHT may be written only at the end of this entry
 
 
 def _add(state: State, task: Task, table: Table, scope: int, lo: int, hi: int) -> None:

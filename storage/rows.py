@@ -5,9 +5,12 @@ Rows that many commands of one entry touch are small mutable objects, kept by `s
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from itertools import starmap
+from operator import attrgetter
+from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.client.protocol.values import (
     GROUP_SETTINGS,
@@ -18,6 +21,8 @@ from holdfast.client.protocol.values import (
     QueueSettings,
     Setting,
 )
+
+T = TypeVar("T")
 
 Why = Literal["acked", "dead", "moved", "discarded", "cancelled", "purged", "trimmed", "freed", "redriven"]
 WHYS: tuple[Why, ...] = get_args(Why)
@@ -109,9 +114,27 @@ def unpack_span(data: bytes, at: int = 0) -> tuple[Span, int]:
     middle = at + consumer
     end = middle + error
     return (
-        Span(lo, hi, count, attempts, flags, first_ms, last_ms, data[at:middle].decode(), data[middle:end].decode()),
+        Span(
+            lo,
+            hi,
+            count,
+            attempts,
+            flags,
+            first_ms,
+            last_ms,
+            data[at:middle].decode(),
+            data[middle:end].decode() if error else "",
+        ),
         end,
     )
+
+
+def versions_in(spans: list[Span]) -> int:
+    """How many versions these spans hold together."""
+    total = 0
+    for span in spans:
+        total += span.hi - span.lo + 1
+    return total
 
 
 # Leases --------------------------------------------------------------------------------------------------
@@ -148,18 +171,16 @@ class LeaseRow:
         parts = [
             _LEASE.pack(self.session, self.deadline, self.granted_at, self.flags, len(self.granted), len(self.held))
         ]
-        parts += [_PAIR.pack(lo, hi) for lo, hi in self.granted]
-        parts += [span.pack() for span in self.held]
+        parts.extend(starmap(_PAIR.pack, self.granted))
+        parts.extend(map(Span.pack, self.held))
         return b"".join(parts)
 
 
 def unpack_lease(data: bytes) -> LeaseRow:
     session, deadline, granted_at, flags, granted_count, held_count = _LEASE.unpack_from(data)
     at = _LEASE.size
-    granted = []
-    for _ in range(granted_count):
-        granted.append(_PAIR.unpack_from(data, at))
-        at += 16
+    begin, at = at, at + 16 * granted_count
+    granted: list[tuple[int, int]] = list(_PAIR.iter_unpack(data[begin:at]))
     held = []
     for _ in range(held_count):
         span, at = unpack_span(data, at)
@@ -179,7 +200,7 @@ class BatchRow:
 
     __slots__ = (
         "blob", "body_bytes", "client", "count", "due", "enqueued", "expires", "first", "first_seq", "flags",
-        "generation",
+        "generation", "last",
     )  # fmt: skip
 
     def __init__(
@@ -198,6 +219,7 @@ class BatchRow:
     ) -> None:
         self.first = first
         self.count = count
+        self.last = first + count - 1
         self.blob = blob
         self.enqueued = enqueued
         self.due = due  # 0: never held back
@@ -207,10 +229,6 @@ class BatchRow:
         self.client = client
         self.generation = generation  # the restore generation in which it was produced (T4)
         self.flags = flags
-
-    @property
-    def last(self) -> int:
-        return self.first + self.count - 1
 
     def pack(self) -> bytes:
         client = self.client.encode()
@@ -374,6 +392,8 @@ class GroupRow:
     gid: int
     g: int
     grave: int  # under which its dead rows stand; they outlive a seek, unless it drops them all by giving this up
+    shelf: int  # under which what is available, away or open again stands; a purge gives it up
+    hold: int  # under which its leases stand, but for auto-acked ones; a purge of what is in flight gives it up
     name: str
     settings_bytes: bytes
     start: int = 1
@@ -385,7 +405,7 @@ class GroupRow:
     holes: int = 0
     held: int = 0  # versions held back by P6
     held_passed: int = 0  # batches held back by P6 that begin below the cursor
-    redriven: int = 0  # runs of redriven versions, not settled again
+    redriven: int = 0  # runs of redriven versions, not settled again: rows of AGAIN
     in_flight: int = 0
     waiting: int = 0  # versions away after a nack
     acked: int = 0
@@ -409,6 +429,13 @@ class GroupRow:
     lease_due: int = NEVER  # no lease falls due before (lease time); a lower bound that saves a seek
     wait_due: int = NEVER
     pins: int = 0  # auto-acked ranges that a replay may still read
+    line: int = 0  # the tail at the last purge: what is not above it is settled, unless it is in OPEN or AGAIN
+    open_rows: int = 0
+    sort_from: int = 0  # leases of sort_from … sort_to, from before that purge, may hold versions that are not in
+    sort_to: int = 0  # OPEN or AGAIN yet; 0: none
+    sort_version: int = 0  # ranges of the lease sort_from that begin below it are sorted in
+    gaps_from: int = 0  # what was not stored of gaps_from … gaps_to when this generation began is not in DONE yet;
+    gaps_to: int = 0  # 0: all of it is
 
     @property
     def settings(self) -> GroupSettings:
@@ -438,45 +465,45 @@ class Meta:
 
 
 # One scheme for the kept rows: all whole numbers in field order, then the texts.
-_TEXT_FIELDS = {"name": str, "settings_bytes": bytes}
+def _layout(kind: type) -> "tuple[struct.Struct, attrgetter[tuple[int, ...]], int]":
+    """How the numbers lie, all of them from a row, and how many stand before the texts."""
+    names = [f.name for f in fields(kind) if f.type in (int, "int")]
+    before = [f.name for f in fields(kind)].index("name")
+    return struct.Struct(f">{len(names)}Q"), attrgetter(*names), before
 
 
-def _layout(kind: type) -> tuple[struct.Struct, tuple[str, ...]]:
-    names = tuple(f.name for f in fields(kind) if f.type in (int, "int"))
-    return struct.Struct(f">{len(names)}Q"), names
-
-
-_QUEUE, _QUEUE_NAMES = _layout(QueueRow)
-_GROUP, _GROUP_NAMES = _layout(GroupRow)
+_QUEUE, _QUEUE_NUMBERS, _QUEUE_IDS = _layout(QueueRow)
+_GROUP, _GROUP_NUMBERS, _GROUP_IDS = _layout(GroupRow)
 _META_NAMES = tuple(f.name for f in fields(Meta) if f.type in (int, "int") and f.name != "digest")
+_META_NUMBERS = attrgetter(*_META_NAMES)
 _META = struct.Struct(f">{len(_META_NAMES)}Q16sHH")
 
 
 def pack_queue(row: QueueRow) -> bytes:
-    numbers = _QUEUE.pack(*[getattr(row, name) for name in _QUEUE_NAMES])
-    return numbers + pack_text(row.name) + row.settings_bytes
+    return _QUEUE.pack(*_QUEUE_NUMBERS(row)) + pack_text(row.name) + row.settings_bytes
 
 
 def unpack_queue(data: bytes) -> QueueRow:
-    numbers = dict(zip(_QUEUE_NAMES, _QUEUE.unpack_from(data), strict=True))
-    name, at = unpack_text(data, _QUEUE.size)
-    return QueueRow(name=name, settings_bytes=data[at:], **numbers)
+    return _unpack_row(QueueRow, _QUEUE, _QUEUE_IDS, data)
 
 
 def pack_group(row: GroupRow) -> bytes:
-    numbers = _GROUP.pack(*[getattr(row, name) for name in _GROUP_NAMES])
-    return numbers + pack_text(row.name) + row.settings_bytes
+    return _GROUP.pack(*_GROUP_NUMBERS(row)) + pack_text(row.name) + row.settings_bytes
 
 
 def unpack_group(data: bytes) -> GroupRow:
-    numbers = dict(zip(_GROUP_NAMES, _GROUP.unpack_from(data), strict=True))
-    name, at = unpack_text(data, _GROUP.size)
-    return GroupRow(name=name, settings_bytes=data[at:], **numbers)
+    return _unpack_row(GroupRow, _GROUP, _GROUP_IDS, data)
+
+
+def _unpack_row(kind: Callable[..., T], layout: struct.Struct, ids: int, data: bytes) -> T:
+    numbers = layout.unpack_from(data)
+    name, at = unpack_text(data, layout.size)
+    return kind(*numbers[:ids], name, data[at:], *numbers[ids:])
 
 
 def pack_meta(row: Meta) -> bytes:
     numbers = _META.pack(
-        *[getattr(row, name) for name in _META_NAMES],
+        *_META_NUMBERS(row),
         row.digest.to_bytes(16, "big"),
         len(row.step_log),
         len(row.limits),
@@ -488,7 +515,8 @@ def pack_meta(row: Meta) -> bytes:
 
 def unpack_meta(data: bytes) -> Meta:
     *numbers, digest, steps, limit_count = _META.unpack_from(data)
-    row = Meta(**dict(zip(_META_NAMES, numbers, strict=True)), digest=int.from_bytes(digest, "big"))
+    row = Meta(*numbers)
+    row.digest = int.from_bytes(digest, "big")
     at = _META.size
     for _ in range(steps):
         row.step_log.append(_PAIR.unpack_from(data, at))
@@ -556,8 +584,7 @@ class SessionRow:
             principal,
             consumer,
         ]
-        for number in sorted(self.window):
-            seq, command_hash, kind, reply = self.window[number]
+        for _, (seq, command_hash, kind, reply) in sorted(self.window.items()):
             parts += (_ASKED.pack(seq, command_hash, kind, len(reply)), reply)
         return b"".join(parts)
 
@@ -567,12 +594,13 @@ def unpack_session(data: bytes) -> SessionRow:
     at = _SESSION.size
     middle = at + principal
     end = middle + consumer
-    row = SessionRow(data[at:middle].decode(), data[middle:end].decode(), done_below, last_use, idle_hour)
+    window: dict[int, Asked] = {}
+    row = SessionRow(data[at:middle].decode(), data[middle:end].decode(), done_below, last_use, idle_hour, window)
     at = end
     for _ in range(count):
         seq, command_hash, kind, size = _ASKED.unpack_from(data, at)
         at += _ASKED.size
-        row.window[seq] = (seq, command_hash, kind, data[at : at + size])
+        window[seq] = (seq, command_hash, kind, data[at : at + size])
         at += size
     return row
 

@@ -27,7 +27,7 @@ from holdfast.storage.rows import (
     SessionRow,
 )
 from holdfast.storage.state import State, View
-from holdfast.storage.tables import Table, k1, k3, u1, u3
+from holdfast.storage.tables import Table, k1, k2, u1, u3
 
 HOUR_MS = 3_600_000
 SESSIONS_LOOKED_AT = 1_024  # for overdue ones, by an OpenSession that meets the limit
@@ -204,4 +204,4 @@ def _forget(state: State, session: bytes, asked: Asked) -> None:
 
 def lease_place(q: int, gid: int) -> bytes:
     """Where a remembered lease is to be found again."""
-    return k3(q, gid, 0)[:16]
+    return k2(q, gid)

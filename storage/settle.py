@@ -13,9 +13,19 @@ from holdfast.client.protocol.errors import (
 )
 from holdfast.client.protocol.replies import Extended, RefusedRange, Settled
 from holdfast.client.protocol.values import GENERATION_SHIFT
-from holdfast.storage import groups, history, leases
+from holdfast.storage import groups, history, leases, survivors
 from holdfast.storage.effects import WakeConsumers
-from holdfast.storage.rows import BEGUN, LEASE_AUTO, REDRIVE, WHY_NUMBER, GroupRow, LeaseRow, QueueRow, Span
+from holdfast.storage.rows import (
+    BEGUN,
+    LEASE_AUTO,
+    REDRIVE,
+    WHY_NUMBER,
+    GroupRow,
+    LeaseRow,
+    QueueRow,
+    Span,
+    versions_in,
+)
 from holdfast.storage.state import State, View
 from holdfast.storage.tables import Table, k2, k4
 
@@ -86,12 +96,12 @@ def extend(state: State, queue: QueueRow, group: GroupRow, command: Extend, sess
     deadline = max(row.deadline, min(state.lease_time + timeout, row.granted_at + policy.max_lease_ms))
     if deadline != row.deadline:
         lowest = row.granted[0][0]
-        state.delete(Table.LEASE_DUE, k4(group.g, row.deadline, lowest, command.lease_id))
-        state.insert(Table.LEASE_DUE, k4(group.g, deadline, lowest, command.lease_id), b"")
+        state.delete(Table.LEASE_DUE, k4(group.hold, row.deadline, lowest, command.lease_id))
+        state.insert(Table.LEASE_DUE, k4(group.hold, deadline, lowest, command.lease_id), b"")
         row.deadline = deadline
     for lo, hi in command.begin:
         row.held = _begin(row.held, lo, hi)
-    state.put(Table.LEASE, k2(group.g, command.lease_id), row.pack())
+    state.put(Table.LEASE, k2(group.hold, command.lease_id), row.pack())
     for lo, hi, _ in _merged(row.held):
         consumer = row.held[0].consumer
         history.record(state, queue, "extend", state.time_ms, lo, hi, group.name, command.lease_id, consumer, "")
@@ -152,16 +162,17 @@ class Taking:
             self._open[lease_id] = row
         self.row = row
         taken, rest = _split(row.held, first, last)
-        n = sum(span.hi - span.lo + 1 for span in taken)
+        n = versions_in(taken)
         if n != last - first + 1:
             for lo, hi, code in _runs(row, taken, first, last):
                 if code:
                     self._refused.append(RefusedRange(lease_id, lo, hi, code))
         if n:
+            survivors.sort_first(self._state, self._group, lease_id, taken)
             row.held = rest
             self._count += n
             self._group.in_flight -= n
-            self._state.add_flight(self._group.g, self._session, -n, 0)
+            self._state.add_flight(self._group.hold, self._session, -n, 0)
             if not rest:
                 leases.end_lease(self._state, self._group, lease_id, row)
                 del self._open[lease_id]
@@ -173,7 +184,7 @@ class Taking:
         if self._count and (self._limited or group.holes):
             self._state.effects[WakeConsumers(group.q, group.name)] = None
         for lease_id, row in self._open.items():
-            self._state.put(Table.LEASE, k2(self._group.g, lease_id), row.pack())
+            self._state.put(Table.LEASE, k2(self._group.hold, lease_id), row.pack())
         self._state.touch_group(self._group)
         return Settled(count=self._count, refused=tuple(self._refused))
 

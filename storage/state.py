@@ -7,6 +7,7 @@ of an entry that was not applied can be seen by the next one.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -38,7 +39,12 @@ from holdfast.storage.rows import (
 )
 from holdfast.storage.store import ReadTxn, WriteTxn
 from holdfast.storage.tables import (
+    BATCH,
+    BLOB,
+    FLIGHT,
     META_KEY,
+    PRODUCER,
+    SESSION,
     Table,
     after,
     group_name_key,
@@ -52,7 +58,6 @@ from holdfast.storage.tables import (
 
 DIGEST_MASK = (1 << 128) - 1
 _PREFIX = [bytes([table]) for table in Table]
-_BLOB = Table.BLOB
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -65,7 +70,7 @@ _VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
 
 def row_hash(table: int, key: bytes, value: bytes) -> int:
     """What one row adds to the digest: a body counts by the checksum that is stored before it."""
-    if table == _BLOB:
+    if table == BLOB:
         value = value[:CHECKSUM_BYTES]
     return xxh3_128_intdigest(_PREFIX[table] + key + b"\x00" + value)
 
@@ -73,6 +78,12 @@ def row_hash(table: int, key: bytes, value: bytes) -> int:
 def content_hash(columns: Columns, body: bytes | memoryview) -> bytes:
     """The one hash of a batch: identity of a produce (P2) and checksum of what is stored."""
     return xxh3_128_digest(b"".join((*columns.content(), body)))
+
+
+@lru_cache(maxsize=64)
+def _limits(changed: tuple[tuple[str, int], ...]) -> Limits:
+    """Cached: an entry builds its limits anew, and they hardly ever change."""
+    return Limits(**dict(changed))
 
 
 def _former(kept: object) -> Any:
@@ -180,20 +191,17 @@ class View:
         self.txn = txn
         data = txn.get(Table.META, META_KEY)
         self.meta = unpack_meta(data) if data is not None else Meta()
-        self.limits = Limits(**self.meta.limits)
+        self.limits = _limits(tuple(self.meta.limits.items()))
         self.time_ms = self.meta.time_ms
+        self.lease_time = self.meta.time_ms - self.meta.steps
         self._queues: dict[int, QueueRow | None] = {}
         self._groups: dict[int, list[GroupRow]] = {}
-        self._producers: dict[bytes, ProducerRow | None] = {}
+        self._producers: dict[tuple[int, str], ProducerRow | None] = {}
         self._sessions: dict[bytes, SessionRow | None] = {}
-        self._flights: dict[bytes, list[int]] = {}
+        self._flights: dict[tuple[int, bytes], list[int]] = {}
         self._contents: dict[int, tuple[Columns, memoryview]] = {}
         self._contents_bytes = 0
         self.lowest_readers: dict[tuple[int, int, int], int] = {}  # kept by `retention`, read once an entry
-
-    @property
-    def lease_time(self) -> int:
-        return self.meta.time_ms - self.meta.steps
 
     def queue(self, q: int) -> QueueRow | None:
         """The row of a queue, deleted ones too (as a tombstone that knows its name)."""
@@ -225,37 +233,38 @@ class View:
         return None
 
     def producer(self, q: int, client: str) -> ProducerRow | None:
-        key = text_key(q, client)
         try:
-            return self._producers[key]
+            return self._producers[q, client]
         except KeyError:
-            data = self.txn.get(Table.PRODUCER, key)
-            row = self._producers[key] = unpack_producer(data) if data is not None else None
+            data = self.txn.get(PRODUCER, text_key(q, client))
+            row = self._producers[q, client] = unpack_producer(data) if data is not None else None
             return row
 
     def session(self, session: bytes) -> SessionRow | None:
         try:
             return self._sessions[session]
         except KeyError:
-            data = self.txn.get(Table.SESSION, session)
+            data = self.txn.get(SESSION, session)
             row = self._sessions[session] = unpack_session(data) if data is not None else None
             return row
 
-    def flight(self, g: int, session: bytes) -> list[int]:
+    def flight(self, hold: int, session: bytes) -> list[int]:
         """[versions, leases] that a session has in flight in a group."""
-        key = session_key(g, session)
         try:
-            return self._flights[key]
+            return self._flights[hold, session]
         except KeyError:
-            data = self.txn.get(Table.FLIGHT, key)
-            row = self._flights[key] = list(u2(data)) if data is not None else [0, 0]
+            data = self.txn.get(FLIGHT, session_key(hold, session))
+            row = self._flights[hold, session] = list(u2(data)) if data is not None else [0, 0]
             return row
 
     # Batches and bodies
 
     def batch_at(self, q: int, version: int) -> BatchRow | None:
-        """The stored batch that holds this version."""
-        found = self.txn.last(Table.BATCH, k1(q), k2(q, version + 1))
+        """The stored batch that holds this version: mostly one asks for the first of its versions."""
+        data = self.txn.get(BATCH, k2(q, version))
+        if data is not None:
+            return unpack_batch(version, data)
+        found = self.txn.last(BATCH, k1(q), k2(q, version + 1))
         if found is None:
             return None
         key, data = found
@@ -270,7 +279,7 @@ class View:
             low = inside.last + 1
             if low > high:
                 return
-        for key, data in self.txn.scan(Table.BATCH, k2(q, low), k2(q, high + 1)):
+        for key, data in self.txn.scan(BATCH, k2(q, low), k2(q, high + 1)):
             yield unpack_batch(int.from_bytes(key[8:], "big"), data)
 
     def next_batch(self, q: int, low: int) -> BatchRow | None:
@@ -278,7 +287,7 @@ class View:
         inside = self.batch_at(q, low)
         if inside is not None:
             return inside
-        found = self.txn.first(Table.BATCH, k2(q, low), k2(q + 1, 0))
+        found = self.txn.first(BATCH, k2(q, low), k2(q + 1, 0))
         return None if found is None else unpack_batch(int.from_bytes(found[0][8:], "big"), found[1])
 
     def content(self, q: int, version: int, blob: int) -> tuple[Columns, memoryview]:
@@ -301,7 +310,7 @@ class View:
         return columns, body
 
     def _blob(self, blob: int) -> bytes:
-        data = self.txn.get(Table.BLOB, k1(blob))
+        data = self.txn.get(BLOB, k1(blob))
         if data is None:
             raise StateBroken(problem=f"blob {blob} is referenced but not stored")
         return data
@@ -317,9 +326,9 @@ class State(View):
         self.effects: dict[Effect, None] = {}  # an ordered set
         self._dirty_queues: set[int] = set()
         self._dirty_groups: dict[int, GroupRow] = {}
-        self._dirty_producers: set[bytes] = set()
+        self._dirty_producers: set[tuple[int, str]] = set()
         self._dirty_sessions: set[bytes] = set()
-        self._dirty_flights: set[bytes] = set()
+        self._dirty_flights: set[tuple[int, bytes]] = set()
         self._digest = self.meta.digest
         self._undo: list[tuple[int, bytes, bytes | None]] | None = None
 
@@ -394,7 +403,7 @@ class State(View):
         self._dirty_groups[row.gid] = row
 
     def touch_producer(self, q: int, client: str) -> None:
-        self._dirty_producers.add(text_key(q, client))
+        self._dirty_producers.add((q, client))
 
     def touch_session(self, session: bytes) -> None:
         self._dirty_sessions.add(session)
@@ -416,19 +425,18 @@ class State(View):
         self.delete(Table.NAME, group_name_key(row.q, row.name))
 
     def set_producer(self, q: int, client: str, row: ProducerRow | None) -> None:
-        key = text_key(q, client)
-        self._producers[key] = row
-        self._dirty_producers.add(key)
+        self._producers[q, client] = row
+        self._dirty_producers.add((q, client))
 
     def set_session(self, session: bytes, row: SessionRow | None) -> None:
         self._sessions[session] = row
         self._dirty_sessions.add(session)
 
-    def add_flight(self, g: int, session: bytes, versions: int, leases: int) -> None:
-        row = self.flight(g, session)
+    def add_flight(self, hold: int, session: bytes, versions: int, leases: int) -> None:
+        row = self.flight(hold, session)
         row[0] += versions
         row[1] += leases
-        self._dirty_flights.add(session_key(g, session))
+        self._dirty_flights.add((hold, session))
 
     # Ids
 
@@ -438,18 +446,28 @@ class State(View):
         setattr(self.meta, counter, number)
         return (self.meta.generation << GENERATION_SHIFT) | number
 
+    @property
+    def newest_lease(self) -> int:
+        """The id of the lease that was given out last; no other is above it."""
+        return (self.meta.generation << GENERATION_SHIFT) | self.meta.lease_ids
+
+    def new_scope(self) -> int:
+        """A new id of a group or of a part of its rows: to give up the old one gives up all that stands under it."""
+        self.meta.group_ids += 1
+        return self.meta.group_ids
+
     def next_blob(self) -> int:
         self.meta.blob_ids += 1
         return self.meta.blob_ids
 
     def add_blob(self, checksum: bytes, columns: Columns, body: bytes | memoryview) -> int:
         blob = self.next_blob()
-        self.append(Table.BLOB, k1(blob), pack_blob(checksum, columns, body))
+        self.append(BLOB, k1(blob), pack_blob(checksum, columns, body))
         return blob
 
     def drop_blob(self, blob: int) -> None:
         self._contents.pop(blob, None)
-        self.delete(Table.BLOB, k1(blob))
+        self.delete(BLOB, k1(blob))
 
     def flush(self) -> None:
         """Write what was kept; the last thing in an entry. Sorted, so that every node writes in the same order."""
@@ -460,16 +478,17 @@ class State(View):
         for gid in sorted(self._dirty_groups):
             group = self._dirty_groups[gid]
             self.put(Table.GROUP, k2(group.q, gid), pack_group(group))
-        for key in sorted(self._dirty_producers):
-            self._write(Table.PRODUCER, key, self._producers[key])
-        for key in sorted(self._dirty_sessions):
-            self._write(Table.SESSION, key, self._sessions[key])
-        for key in sorted(self._dirty_flights):
-            versions, leases = self._flights[key]
+        for q, client in sorted(self._dirty_producers):
+            self._write(PRODUCER, text_key(q, client), self._producers[q, client])
+        for session in sorted(self._dirty_sessions):
+            self._write(SESSION, session, self._sessions[session])
+        for g, session in sorted(self._dirty_flights):
+            versions, leases = self._flights[g, session]
+            key = session_key(g, session)
             if versions or leases:
-                self.put(Table.FLIGHT, key, k2(versions, leases))
+                self.put(FLIGHT, key, k2(versions, leases))
             else:
-                self.delete(Table.FLIGHT, key)
+                self.delete(FLIGHT, key)
         self.meta.digest = self._digest & DIGEST_MASK
         self.txn.put(Table.META, META_KEY, pack_meta(self.meta))
 

@@ -1,8 +1,9 @@
 """Every table and every key's byte layout; nobody else builds keys.
 
 Keys are big-endian, so that their byte order is their numeric order. `q` is a queue id, `gid` a group's permanent id,
-`g` the id of one generation of it: Seek gives a group a new `g`, and all that was kept under the old one is
-unreachable at once and reaped later (G5). Names never stand inside a longer key: they are interned to ids.
+`g` the id of one generation of it, `shelf`, `hold` and `grave` those under which its available, leased and dead ones
+stand: Seek and Purge give a group new ids, and all that was kept under the old ones is unreachable at once and reaped
+later (G5). Names never stand inside a longer key: they are interned to ids.
 """
 
 import struct
@@ -18,13 +19,13 @@ class Table(IntEnum):
     BLOB = 5  # blob id -> checksum, columns, body
     SCHED = 6  # q due first -> count: batches with a due time (P6)
     TTL = 7  # q expires first -> count (P7)
-    BACK = 8  # g lo -> span: came back, or fell due, and is available
-    WAIT = 9  # g lo -> due, span: nacked, and away until then
-    WAIT_DUE = 10  # g due lo -> nothing
-    LEASE = 11  # g lease -> lease row
-    LEASE_DUE = 12  # g deadline lowest lease -> whether it was auto-acked
+    BACK = 8  # shelf lo -> span: came back, or fell due, and is available
+    WAIT = 9  # shelf lo -> due, span: nacked, and away until then
+    WAIT_DUE = 10  # shelf due lo -> nothing
+    LEASE = 11  # hold lease -> lease row; g lease if it was auto-acked
+    LEASE_DUE = 12  # hold (or g) deadline lowest lease -> nothing
     DONE = 13  # g lo -> hi, why: settled ranges; above the floor their runs are the holes
-    FLIGHT = 14  # g session -> versions and leases in flight
+    FLIGHT = 14  # hold session -> versions and leases in flight
     DEAD = 15  # grave dead_seq -> dead row, under the number of its first death
     DEAD_DUE = 16  # grave died dead_seq -> nothing
     PIN = 17  # g lo -> hi: auto-acked ranges that a replay may still read
@@ -41,9 +42,23 @@ class Table(IntEnum):
     REAP = 28  # number -> what is left to remove
     KEPT = 29  # q first -> nothing: batches that are stored for replay only
     DEAD_AT = 30  # grave lo dead_seq -> nothing: a version may have died in several generations
+    OPEN = 31  # shelf lo -> hi: not above the purge line and not settled: in flight when the purge came (G5)
+    AGAIN = 32  # shelf lo -> hi: redriven, and not settled again
+    SUM = 33  # q level block -> versions of delayed batches that begin in it
 
 
 TABLES = tuple(table.name.lower() for table in Table)
+
+# Those that every message meets, by themselves: to find a member in its enumeration takes longer than to build a key.
+BATCH = Table.BATCH
+BLOB = Table.BLOB
+BACK = Table.BACK
+LEASE = Table.LEASE
+LEASE_DUE = Table.LEASE_DUE
+DONE = Table.DONE
+FLIGHT = Table.FLIGHT
+PRODUCER = Table.PRODUCER
+SESSION = Table.SESSION
 
 KIND_QUEUE = b"q"
 KIND_GROUP = b"g"
@@ -79,8 +94,8 @@ def after(prefix: bytes) -> bytes:
     return prefix + b"\xff" * 25
 
 
-def session_key(g: int, session: bytes) -> bytes:
-    return k1(g) + session
+def session_key(hold: int, session: bytes) -> bytes:
+    return k1(hold) + session
 
 
 def text_key(q: int, text: str) -> bytes:

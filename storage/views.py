@@ -49,7 +49,7 @@ from holdfast.client.protocol.replies import (
     VersionsFound,
 )
 from holdfast.client.protocol.values import Place, QueueId
-from holdfast.storage import dead_letters, explain, groups, history, produce, retention, settled, staging
+from holdfast.storage import dead_letters, explain, groups, history, produce, retention, staging, survivors, unfinished
 from holdfast.storage.rows import GroupRow, QueueRow
 from holdfast.storage.state import View
 from holdfast.storage.store import ReadTxn
@@ -145,7 +145,7 @@ def _list_queues(view: View, query: ListQueues) -> QueuesListed:
 
 
 def _stats(view: View, queue: QueueRow, group: GroupRow) -> GroupStats:
-    lowest = settled.lowest_unsettled(view, group)
+    group, lowest = unfinished.finished(view, queue, group)
     oldest = view.next_batch(queue.q, lowest) if lowest <= queue.tail else None
     return GroupStats(
         produced=groups.produced(queue, group),
@@ -173,12 +173,15 @@ def _peek(view: View, queue: QueueRow, query: Peek) -> Messages:
 
 def _wanted(view: View, queue: QueueRow, group: GroupRow | None, low: int) -> Iterator[tuple[int, int]]:
     """Stored ranges from `low` on, without those that the group has settled or never had."""
+    plain, again = survivors.unsorted(view, group) if group is not None else ([], [])
     for batch in view.batches(queue.q, low, queue.tail):
         lo = max(low, batch.first)
         if group is None:
             yield lo, batch.last
         else:
-            yield from explain.unsettled_ranges(view, group, lo, batch.last)
+            parts = explain.unsettled_ranges(view, group, lo, batch.last)
+            parts += [(max(lo, a), min(b, batch.last)) for a, b in plain + again if a <= batch.last and b >= lo]
+            yield from sorted(parts)
 
 
 def _read(view: View, queue: QueueRow, query: Read) -> Messages:

@@ -285,6 +285,8 @@ class Table:
                     "floor": f"{figures['floor_messages_per_s']:,}",
                     "of it": f"{figures['of_floor']:.3f}",
                     "wanted ": f"{wanted['of_floor']:.2f}",
+                    "plain floor": f"{figures['plain_floor_messages_per_s']:,}",
+                    "of it ": f"{figures['of_plain_floor']:.3f}",
                     "deliver/s": f"{figures['deliver_messages_per_s']:,}",
                     "hash/s": f"{figures['hash_messages_per_s']:,}",
                     "produce µs": f"{took['produce']:.1f}",

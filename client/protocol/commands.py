@@ -10,6 +10,7 @@ from typing import Literal
 
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.errors import BadValue, BatchTooLarge
+from holdfast.client.protocol.quick import quick
 from holdfast.client.protocol.values import (
     DEFAULT_GROUP,
     DEFAULT_QUEUE,
@@ -233,6 +234,7 @@ class ForgetProducer:
         check_text("client_id", self.client_id, limits.CLIENT_ID_BYTES)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produce:
     """Append messages to the tail of one queue, all or none (P1 … P8).
@@ -290,6 +292,7 @@ class Reschedule:
 # Lease and settle --------------------------------------------------------------------------------------
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Take the lowest available versions for this session (L1).
@@ -314,6 +317,7 @@ class Lease:
             check_range("visibility_timeout_ms", self.visibility_timeout_ms, 1, limits.U63_MAX >> 8)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckBatch:
     """Done with these versions, over any number of leases of one group (S2)."""
@@ -554,6 +558,7 @@ Command = (
 )
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """A command as it stands in the log: who asks, under which number, and what.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.client.protocol.errors import HoldfastError
+from holdfast.client.protocol.quick import quick
 from holdfast.client.protocol.values import (
     THE_LOG,
     Backoff,
@@ -62,6 +63,7 @@ class ProducerOpened:
     high_water: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
     first_version: Version
@@ -84,6 +86,7 @@ class VersionsChanged:
     outcomes: tuple[VersionOutcome, ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A range of versions that a lease holds, with what all of them have in common."""
@@ -107,6 +110,7 @@ class MessageBatch:
     body: bytes | memoryview
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leased:
     """What a session now holds. Empty grants: nothing was available, and there is no lease.
@@ -132,6 +136,7 @@ class RefusedRange:
     code: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """How many versions an AckBatch, Nack or Release settled; which ranges it could not, in request order."""
@@ -403,6 +408,7 @@ Inner = (
 )
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A reply and where the fold gave it; a query's position is -1."""

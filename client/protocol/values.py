@@ -11,6 +11,7 @@ from typing import Literal, NewType
 
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.errors import BadName, BadValue
+from holdfast.client.protocol.quick import quick
 
 LogId = NewType("LogId", int)  # which Raft log an id belongs to: one log now, many later
 QueueId = NewType("QueueId", int)
@@ -222,8 +223,10 @@ DEFAULT_GROUP = GroupSettings()
 
 
 _ENDS = struct.Struct("<i")
+_SHAPE = struct.Struct("<8I")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What a batch says of its messages, as Arrow lays it out, so that its buffers go in without a loop.
@@ -267,8 +270,7 @@ class Columns:
 
     def content(self) -> tuple[bytes, ...]:
         """The columns in hashing order; with the body behind them they are what a batch *is* (P2)."""
-        shape = struct.pack(
-            "<8I",
+        shape = _SHAPE.pack(
             self.start,
             len(self.ends),
             len(self.key_ends),
@@ -321,6 +323,7 @@ class Job:
 TxnId = Stream | Job
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the fold decided something: index in its log, position in that entry, and the committed time (Q2)."""

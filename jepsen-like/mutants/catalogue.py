@@ -7,6 +7,7 @@ from holdfast.jepsen.mutants.groups import GROUPS_MUTANTS
 from holdfast.jepsen.mutants.lease import LEASE_MUTANTS
 from holdfast.jepsen.mutants.mutant import Mutant
 from holdfast.jepsen.mutants.produce import PRODUCE_MUTANTS
+from holdfast.jepsen.mutants.purge import PURGE_MUTANTS
 from holdfast.jepsen.mutants.raft import RAFT_MUTANTS
 from holdfast.jepsen.mutants.settle import SETTLE_MUTANTS
 from holdfast.jepsen.mutants.simulated import SIMULATED_MUTANTS
@@ -21,6 +22,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SETTLE_MUTANTS,
     *DEAD_MUTANTS,
     *GROUPS_MUTANTS,
+    *PURGE_MUTANTS,
     *TOGETHER_MUTANTS,
     *BYTES_MUTANTS,
     *RAFT_MUTANTS,

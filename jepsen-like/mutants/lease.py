@@ -49,10 +49,10 @@ LEASE_MUTANTS = (
         name="an-extend-counts-as-a-delivery",
         rule="L2",
         file="storage/settle.py",
-        old="    state.put(Table.LEASE, k2(group.g, command.lease_id), row.pack())",
+        old="    state.put(Table.LEASE, k2(group.hold, command.lease_id), row.pack())",
         new=(
             "    leases._mark_delivered(row.held, state.time_ms, row.held[0].consumer)\n"
-            "    state.put(Table.LEASE, k2(group.g, command.lease_id), row.pack())"
+            "    state.put(Table.LEASE, k2(group.hold, command.lease_id), row.pack())"
         ),
         tests=(LEASE,),
     ),

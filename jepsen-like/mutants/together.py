@@ -257,8 +257,8 @@ TOGETHER_MUTANTS = (
         name="explain-takes-an-auto-acked-lease-for-an-open-one",
         rule="E1",
         file="storage/explain.py",
-        old="in found if not row.flags & LEASE_AUTO]",
-        new="in found]",
+        old="view.txn.scan(Table.LEASE, k1(group.hold), k1(group.hold + 1))",
+        new="view.txn.scan(Table.LEASE, k1(group.g), k1(group.hold + 1))",
         tests=(ASK,),
     ),
     Mutant(

@@ -189,14 +189,13 @@ class Counting:
 
 # What nobody would ever remove ---------------------------------------------------------------------------
 
-BY_GENERATION = (
-    Table.BACK, Table.WAIT, Table.WAIT_DUE, Table.LEASE, Table.LEASE_DUE, Table.DONE, Table.FLIGHT,
-    Table.PIN,
-)  # fmt: skip
+BY_GENERATION = (Table.DONE, Table.PIN)
+BY_SHELF = (Table.BACK, Table.WAIT, Table.WAIT_DUE, Table.OPEN, Table.AGAIN)
+BY_HOLD = (Table.LEASE, Table.LEASE_DUE, Table.FLIGHT)
 BY_GRAVE = (Table.DEAD, Table.DEAD_DUE, Table.DEAD_AT)
 BY_QUEUE = (
     Table.BATCH, Table.SCHED, Table.TTL, Table.PRODUCER, Table.READER, Table.HISTORY, Table.FREED,
-    Table.KEPT,
+    Table.KEPT, Table.SUM,
 )  # fmt: skip
 
 
@@ -210,6 +209,8 @@ def check_nothing_is_left_over(txn: ReadTxn) -> None:
         **{table: {queue.q for queue in queues} for table in BY_QUEUE},
         **{table: {group.grave for group in groups} for table in BY_GRAVE},
         **{table: {group.g for group in groups} for table in BY_GENERATION},
+        **{table: {group.shelf for group in groups} for table in BY_SHELF},
+        **{table: {scope for group in groups for scope in (group.hold, group.g)} for table in BY_HOLD},
     }
     for table, ids in alive.items():
         for key, _ in txn.scan(table, b"", ABOVE):
@@ -358,7 +359,8 @@ def look(reached: Reached) -> Present:
                 here.groups[queue_id].append(group.name)
                 here.leases[queue_id, group.name] = [
                     (number(key, 8), lo, hi)
-                    for key, data in txn.scan(Table.LEASE, k1(group.g), k1(group.g + 1))
+                    for scope in (group.g, group.hold)
+                    for key, data in txn.scan(Table.LEASE, k1(scope), k1(scope + 1))
                     for lo, hi in unpack_lease(data).granted
                 ]
                 rows = [unpack_dead(data) for _, data in txn.scan(Table.DEAD, k1(group.grave), k1(group.grave + 1))]

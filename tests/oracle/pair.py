@@ -176,7 +176,8 @@ class Pair:
             message = queue.message(version)
             if message is not None:  # settled and freed later in the same entry
                 expected.append((version, message.payload, message.key, message.headers))
-        self._compare(f"messages of {leased}", [(m[0], *m[-3:]) for m in found], expected)
+        stored = {version for version, *_ in expected}  # the machine may store the others for some entries (G5)
+        self._compare(f"messages of {leased}", [(m[0], *m[-3:]) for m in found if m[0] in stored], expected)
 
     def _compare(self, what: str, mine: object, theirs: object) -> None:
         if mine != theirs:

@@ -11,7 +11,7 @@ from holdfast.client.protocol import columns as cutting
 from holdfast.client.protocol.values import Stream, TxnId
 from holdfast.jepsen.model import groups as model_groups
 from holdfast.jepsen.model.machine import Model
-from holdfast.storage import groups, history, leases, produce, retention, settled, staging
+from holdfast.storage import dead, groups, history, leases, produce, reap, retention, settled, staging, unfinished
 from holdfast.storage.rows import (
     BEGUN,
     CAUSES,
@@ -19,7 +19,6 @@ from holdfast.storage.rows import (
     LEASE_AUTO,
     LEASE_COUNTS_BEGUN,
     REDRIVE,
-    REDRIVEN,
     WHYS,
     GroupRow,
     QueueRow,
@@ -173,32 +172,35 @@ def _producers(view: View, queue: QueueRow) -> Picture:
 def _group(view: View, queue: QueueRow, group: GroupRow) -> Picture:
     lives: dict[int, Picture] = {}
     opened, auto_acks = _leases(view, group, lives)
-    for _, data in view.txn.scan(Table.BACK, k1(group.g), k1(group.g + 1)):
+    for _, data in view.txn.scan(Table.BACK, k1(group.shelf), k1(group.shelf + 1)):
         _put(view, queue, lives, unpack_span(data)[0], "ready", None)
-    for _, data in view.txn.scan(Table.WAIT, k1(group.g), k1(group.g + 1)):
+    for _, data in view.txn.scan(Table.WAIT, k1(group.shelf), k1(group.shelf + 1)):
         _put(view, queue, lives, unpack_span(data, 8)[0], "delayed", int.from_bytes(data[:8], "big"))
-    for first, last, why in settled.overlapping(view, group, 1, queue.tail):
-        if why != REDRIVEN:
-            lives |= {version: {"state": WHYS[why]} for version in range(first, last + 1)}
+    purged = reap.purged_graves(view, group)
+    for version in range(1, queue.tail + 1):
+        why = None if version in lives else settled.why_settled(view, group, version)
+        if why is not None:
+            dead_rows = (dead.read_row(view, grave, version) for grave in purged if WHYS[why] == "dead")
+            gone = any(row is not None and row.g == group.g for row in dead_rows)
+            lives[version] = {"state": "purged" if gone else WHYS[why]}
     for batch in view.batches(queue.q, group.start, queue.tail):
         for version in range(max(batch.first, group.start), batch.last + 1):
             if version not in lives:
                 waits = batch.due if batch.due and leases.is_held(group, batch) else None
                 state = "delayed" if waits else "ready"
                 _put(view, queue, lives, Span(version, version), state, waits, held=bool(waits))
-    for version in range(group.start, group.known_from):
-        lives.setdefault(version, {"state": "freed"})
     policy = groups.policy(queue, group)
+    exact, _ = unfinished.finished(view, queue, group)
     names = ("acked", "dead", "moved", "discarded", "cancelled", "purged", "trimmed")
     return {
         "start": group.start,
-        "floor": group.floor,
-        "holes": group.holes,
-        "cap": policy.max_ack_holes + group.held_passed + group.redriven,
+        "floor": exact.floor,
+        "holes": exact.holes,
+        "cap": leases.hole_cap(exact, policy),
         "expired": group.expired,
         "counters": {
-            "produced": groups.produced(queue, group),
-            "ready": groups.ready(queue, group),
+            "produced": groups.produced(queue, exact),
+            "ready": groups.ready(queue, exact),
             "delayed": groups.delayed(group),
             "in_flight": group.in_flight,
             **{name: getattr(group, name) for name in names},
@@ -213,10 +215,10 @@ def _group(view: View, queue: QueueRow, group: GroupRow) -> Picture:
 def _leases(view: View, group: GroupRow, lives: dict[int, Picture]) -> tuple[Picture, list[int]]:
     opened, auto_acks = {}, []
     for key, data in view.txn.scan(Table.LEASE, k1(group.g), k1(group.g + 1)):
+        assert unpack_lease(data).flags & LEASE_AUTO
+        auto_acks.append(int.from_bytes(key[8:], "big"))
+    for key, data in view.txn.scan(Table.LEASE, k1(group.hold), k1(group.hold + 1)):
         lease_id, row = int.from_bytes(key[8:], "big"), unpack_lease(data)
-        if row.flags & LEASE_AUTO:
-            auto_acks.append(lease_id)
-            continue
         queue = view.queue(group.q)
         assert queue is not None
         for span in row.held:

@@ -134,7 +134,37 @@ THEMES = (
         {"produce": 2, "report_cursor": 4, "seek": 3, "create_group": 3, "cancel": 2, "reschedule": 2},
         {"replay_ms": (500, 30_000, None), "replay_bytes": (10, 60, None), "drop_after_ms": (50, 30_000, None, None)},
     ),
+    Theme(
+        "purges",
+        {
+            "purge": 8,
+            "lease": 2,
+            "nack": 2,
+            "release": 3,
+            "redrive": 4,
+            "seek": 2,
+            "create_group": 2,
+            "extend": 0.5,
+            "stage": 0.3,
+            "publish": 0.3,
+            "abort": 0.3,
+            "set_limits": 0.2,
+            "delete_queue": 0.3,
+        },
+        {
+            "visibility_timeout_ms": (5_000, 30_000),
+            "max_delivery_attempts": (2, 3, 5),
+            "max_ack_holes": (1, 2, 10_000),
+            "max_in_flight": (None, None, 5),
+            "max_backlog_messages": (None,),
+            "max_backlog_bytes": (None,),
+            "drop_after_ms": (None,),
+            "drop_after_bytes": (None,),
+        },
+        moves=0.1,
+    ),
 )
+PURGES = THEMES[-1]
 
 
 PACES = (

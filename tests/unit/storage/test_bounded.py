@@ -205,7 +205,7 @@ def test_an_undone_block_gives_back_every_kept_row_in_place() -> None:
         queue, group, producer = of.queue(1), of.group(1, "default"), of.producer(1, "p")
         assert queue is not None and group is not None and producer is not None
         session = next(txn.scan(Table.SESSION, b"", b"\xff" * 17))[0]
-        row, flight = of.session(session), of.flight(group.g, session)
+        row, flight = of.session(session), of.flight(group.hold, session)
         assert row is not None and flight == [1, 1]
         of.touch_group(group)
         meta, before = of.meta, kept_rows(of)
@@ -223,14 +223,14 @@ def test_an_undone_block_gives_back_every_kept_row_in_place() -> None:
             known.window.clear()
             of.touch_producer(1, "p")
             of.set_session(session, None)
-            of.add_flight(group.g, session, 5, 5)
+            of.add_flight(group.hold, session, 5, 5)
             of.next_blob()
             of.meta.limits["queues"] = 1
             of.put(Table.READER, b"r", b"1")
             raise LimitReached(limit_name="queues", limit=1)
         assert kept_rows(of) == before
         assert of.queue(1) is queue and of.group(1, "default") is group and of.meta is meta
-        assert of.session(session) is row and of.flight(group.g, session) is flight
+        assert of.session(session) is row and of.flight(group.hold, session) is flight
         assert txn.get(Table.READER, b"r") is None
 
     machine.store.transact(work)
