@@ -260,18 +260,20 @@ class Client:
         rng = self._rng
         while not self._simulation.quiet:
             group = rng.choice(GROUPS)
+            # The other queue is empty most of the time: there an answer has no entry (L7).
+            queue_id = rng.choice((self._queue, self._queue, self._queue, self._queue_ids["grave"]))
             command = c.Lease(
-                queue_id=self._queue,
+                queue_id=queue_id,
                 group=group,
                 max_messages=rng.choice((1, 3, 10)),
                 visibility_timeout_ms=rng.choice((None, None, 400, 1_500)),
-                wait_ms=rng.choice((0, 200, 1_000, 2_500)),
+                wait_ms=rng.choice((0, 200, 1_000, 2_500)) if queue_id == self._queue else rng.choice((0, 0, 100)),
                 auto_ack=rng.random() < 0.1,
             )
             reply = yield Ask(command)
             if isinstance(reply, Leased) and reply.grants and not command.auto_ack:
                 self._leases.append(reply)
-                yield from self._settle(self._queue, group, reply)
+                yield from self._settle(queue_id, group, reply)
             yield self._think(0.1)
 
     def _settle(self, queue_id: QueueId, group: str, leased: Leased) -> Task:
@@ -292,7 +294,8 @@ class Client:
         if not some:
             return
         chosen = tuple(some)
-        match rng.choice(("ack", "ack", "ack", "nack", "nack", "release", "dead", "transaction")):
+        verbs = ["ack"] * 8 + ["nack"] * 5 + ["release"] * 2 + ["dead"] * 2 + ["transaction"]
+        match rng.choice(verbs):
             case "ack":
                 yield Ask(c.AckBatch(queue_id=queue_id, group=group, ranges=chosen))
                 if rng.random() < 0.1:

@@ -18,7 +18,7 @@ from holdfast.jepsen.simulation.nemesis import FAULTS
 ALONE = ("kill", "power cut", "slow disk", "clock jump", "lost connections", "client killed")
 THREE = tuple(Plan(seed=seed) for seed in range(10))
 CHANGING = (
-    *(Plan(seed=seed, spares=2) for seed in range(100, 105)),
+    *(Plan(seed=seed, spares=2, seconds=10.0) for seed in (100, 101, 103, 104, 105)),
     Plan(seed=120, spares=2, sizes=Sizes(snapshot_chance=0.0)),
 )
 OTHERS = (

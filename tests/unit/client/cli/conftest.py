@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ import pytest
 
 from holdfast.client.cli.main import main
 from tests.fakes.scripted_server import ScriptedServer
+
+
+# For real processes: their output is buffered like that of a user's, whatever this process was told.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,18 @@
 
 import base64
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.client.blocking import Client
 from holdfast.client.protocol.commands import Produce
 from holdfast.client.protocol.values import GroupSettings, QueueSettings
-from tests.unit.client.cli.conftest import Cli
+from tests.fakes.scripted_server import ScriptedServer
+from tests.unit.client.cli.conftest import ENVIRONMENT, Cli
 
 # Queues ------------------------------------------------------------------------------------------------
 
@@ -171,6 +175,21 @@ def test_each_line_of_standard_input_is_a_message(cli: Cli, named: list[str]) ->
     assert payloads(cli) == ["a", "", "b\r", "c"]
     assert cli.server.brain.count(Produce) == 2  # what had its end, then what had none
     assert cli.ok("produce", "q", *named, stdin=b"").out == ""
+
+
+def test_a_line_of_a_slow_pipe_is_sent_at_once(server: ScriptedServer) -> None:
+    call = "import sys; from holdfast.client.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", call, "produce", "q", "--connect", server.address]
+    with Client(server.address) as client:
+        client.create_queue("q")
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
+            assert process.stdin is not None and process.stdout is not None
+            for number in (1, 2):
+                process.stdin.write(b"line\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == b"%d\n" % number
+            process.stdin.close()
+            assert process.wait(timeout=20) == 0
 
 
 def test_many_lines_are_sent_in_batches_in_order(cli: Cli) -> None:
@@ -404,7 +423,7 @@ def test_dead_letters_are_shown_in_full(graves: Cli) -> None:
     assert (facts["version"], facts["last_error"], facts["header h"], facts["payload"]) == ("2", "boom", "v", "b")
     assert facts["died_ms"].endswith("Z")
     assert [row["version"] for row in graves.ok("dead", "show", "q", "--json").objects] == [1, 2, 3]
-    narrowed = graves("dead", "show", "q", "2", "--where", "reason = 'rejected' or reason = 'x'", "--json")
+    narrowed = graves("dead", "show", "q", "2", "--where", "reason = 'x' or reason = 'rejected'", "--json")
     assert (narrowed.code, narrowed.object["error"]) == (1, "NoDeadLetter")
     assert graves("dead", "show", "q", "9").code == 1
 
@@ -427,8 +446,6 @@ def test_dead_letters_are_counted_and_redriven(graves: Cli) -> None:
 
 
 def test_a_producer_is_shown(cli: Cli) -> None:
-    from holdfast.client.blocking import Client
-
     cli.ok("queue", "create", "q")
     with Client(cli.server.address) as client:
         epoch = client.open_producer("q", client_id="svc").epoch

@@ -17,7 +17,7 @@ from holdfast.client.cli import consume, output
 from holdfast.client.protocol.commands import AckBatch, Extend, Lease, Release
 from holdfast.client.protocol.messages import Request
 from tests.fakes.scripted_server import ScriptedServer
-from tests.unit.client.cli.conftest import Cli
+from tests.unit.client.cli.conftest import ENVIRONMENT, Cli
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +258,7 @@ def test_ctrl_c_ends_a_real_process_well(server: ScriptedServer, number: signal.
     with Client(server.address) as client:
         client.create_queue("q")
         client.produce("q", [b"a"])
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
             assert process.stdout is not None and process.stderr is not None
             assert process.stdout.readline() == b"     1  a\n"
             process.send_signal(number)
@@ -273,7 +273,7 @@ def test_a_reader_that_leaves_ends_a_real_process_without_a_word(server: Scripte
     with Client(server.address) as client:
         client.create_queue("q")
         client.produce("q", [b"a"])
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
             assert process.stdout is not None and process.stderr is not None
             process.stdout.readline()
             process.stdout.close()
