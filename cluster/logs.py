@@ -28,6 +28,7 @@ EventName: TypeAlias = Literal[
     "peer_lost",
     "peer_refused",
     "snapshot_taken",
+    "snapshot_failed",
     "snapshot_sent",
     "snapshot_installed",
     "journal_compacted",
@@ -68,6 +69,7 @@ EVENTS: dict[EventName, Kind] = {
     "peer_lost": Kind("warning", noisy=True),
     "peer_refused": Kind("warning", noisy=True),
     "snapshot_taken": Kind(),
+    "snapshot_failed": Kind("warning", noisy=True),
     "snapshot_sent": Kind(),
     "snapshot_installed": Kind(),
     "journal_compacted": Kind(),
@@ -177,6 +179,9 @@ class Log:
 
     def snapshot_taken(self, *, index: int, size_bytes: int, took_ms: int) -> None:
         self._tell("snapshot_taken", index=index, size_bytes=size_bytes, took_ms=took_ms)
+
+    def snapshot_failed(self, *, error: BaseException) -> None:
+        self._tell("snapshot_failed", **_told(error))
 
     def snapshot_sent(self, *, peer: str, index: int, size_bytes: int, took_ms: int) -> None:
         self._tell("snapshot_sent", peer=peer, index=index, size_bytes=size_bytes, took_ms=took_ms)

@@ -524,6 +524,8 @@ class Node:
                 await self._take_snapshot()
             except StateBusy:
                 return  # a state is being installed: that is as good
+            except (StoreError, OSError) as error:  # a full disk, say: the log is kept, and the next round tries again
+                self.log.snapshot_failed(error=error)
         newest = self._state.newest_snapshot()
         if newest is None:
             return

@@ -31,7 +31,7 @@ STRANGERS_MAX = 64  # connections that have not proven themselves; one more, and
 
 
 class ListenFailed(Misuse):
-    """The address for peers cannot be listened on."""
+    """An address cannot be listened on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class DialTiming:
     connect_s: float = 2.0
     handshake_s: float = 5.0
     first_wait_s: float = 0.03  # a peer that restarts is back at once; its election must not wait for us
-    longest_wait_s: float = 1.0
+    longest_wait_s: float = 0.25  # a node that is back must not wait for us: its log is as old as that
 
 
 _LIMITS, _TIMING = LinkLimits(), DialTiming()
@@ -67,7 +67,7 @@ async def listen(address: Address) -> list[trio.SocketListener]:
     try:
         return await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
-        raise ListenFailed(f"peers cannot be listened for on {host}:{port}: {error}; check `listen`") from error
+        raise ListenFailed(f"{host}:{port} cannot be listened on: {error}; choose another address or port") from error
 
 
 class Peers:

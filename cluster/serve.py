@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TextIO
@@ -79,11 +80,18 @@ async def serve(
     A port of 0 in `listen` is replaced by the one that the system chose, for a node that is alone.
     """
     _make_folder(config)
-    clients = await listen(_address(config.listen))
-    config = replace(config, listen=_bound(clients, config.listen))
-    peers = await listen(_address(config.peer_listen)) if config.others else []
-    http = await listen(_address(config.http)) if config.http is not None else []
-    try:
+    async with AsyncExitStack() as stack:
+
+        async def opened(address: Address) -> list[trio.SocketListener]:
+            listeners = await listen((address.host, address.port))
+            for listener in listeners:
+                stack.push_async_callback(trio.aclose_forcefully, listener)
+            return listeners
+
+        clients = await opened(config.listen)
+        config = replace(config, listen=_bound(clients, config.listen))
+        peers = await opened(config.peer_listen) if config.others else []
+        http = await opened(config.http) if config.http is not None else []
         identity, founders = await form(config, peers, log)
         node = Node(config, identity, founders, log, wall_ms, policy)
         async with trio.open_nursery() as nursery:
@@ -93,10 +101,6 @@ async def serve(
             ready(node)
             await node.run(Listeners(clients, peers))
             nursery.cancel_scope.cancel()
-    finally:
-        for listener in (*clients, *peers, *http):
-            with trio.CancelScope(shield=True):
-                await listener.aclose()
 
 
 def _make_folder(config: Config) -> None:
@@ -106,10 +110,6 @@ def _make_folder(config: Config) -> None:
         raise BadValue(field="data", problem=f"{config.data} cannot be made: {error.strerror}") from None
     if not os.access(config.data, os.W_OK):
         raise BadValue(field="data", problem=f"{config.data} cannot be written to")
-
-
-def _address(address: Address) -> tuple[str, int]:
-    return address.host, address.port
 
 
 def _bound(listeners: list[trio.SocketListener], asked: Address) -> Address:
