@@ -168,7 +168,8 @@ class Taking:
                 if code:
                     self._refused.append(RefusedRange(lease_id, lo, hi, code))
         if n:
-            survivors.sort_first(self._state, self._group, lease_id, taken)
+            if self._group.sort_to:
+                survivors.sort_first(self._state, self._group, lease_id, taken)
             row.held = rest
             self._count += n
             self._group.in_flight -= n

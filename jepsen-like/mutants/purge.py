@@ -106,8 +106,8 @@ PURGE_MUTANTS = (
         name="what-leaves-a-lease-early-is-not-sorted-in",
         rule="G5",
         file="storage/settle.py",
-        old="            survivors.sort_first(self._state, self._group, lease_id, taken)\n",
-        new="",
+        old="survivors.sort_first(self._state, self._group, lease_id, taken)",
+        new="pass",
         tests=(PURGE,),
     ),
     Mutant(
