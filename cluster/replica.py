@@ -56,6 +56,7 @@ STALE_MAX = 1_024  # stale reads that wait for their index
 STALE_WAIT_MS = 5_000
 REAP_EVERY_MS = 20  # an idle leader leaves the disk to others between two entries that only clean up
 HAND_OVER_MS = 1_000
+LOOK_EVERY_MS = 10  # at the clocks, for what needs an entry by itself
 FULL_RETRY_MS = 1_000
 
 
@@ -124,6 +125,7 @@ class Replica:
         self._serving = self._flushing = self._more = False
         self._stepping = False  # a TimeStep of ours is in the log and not applied
         self._reap_at_ms: int | None = None
+        self._looked_at_ms = -LOOK_EVERY_MS
         self._hand_over: tuple[str | None, int] | None = None  # to whom, until when
         self._sizes: dict[Token, int] = {}
         self._asked: dict[Token, Envelope] = {}
@@ -401,6 +403,10 @@ class Replica:
         now_ms = self.now_ms
         if not self._serving or not self.leads:
             return
+        can_form = self.batcher.can_form() and self._may_form()
+        if not can_form and now_ms < self._looked_at_ms + LOOK_EVERY_MS:
+            return  # most turns are for messages and syncs: time asks for no entry of its own so soon
+        self._looked_at_ms = now_ms
         self.time.heard(self.raft.me, self._wall_ms(), now_ms)
         for peer, (wall_ms, at_s) in self.raft.walls.items():
             self.time.heard(peer, wall_ms, int(at_s * 1_000))

@@ -7,6 +7,8 @@ from holdfast.jepsen.mutants.mutant import Mutant
 
 _THREE = ("tests/simulation/test_simulation.py::test_three_nodes_break_no_promise_and_become_whole",)
 _CALM = ("tests/simulation/test_simulation.py::test_wall_clocks_that_jump_are_noticed_by_nobody",)
+_HEALING = ("tests/simulation/test_healing.py::test_a_step_of_time_that_is_long_on_its_way_costs_no_lease_its_time",)
+_STAMPS = ("tests/unit/cluster/test_replica.py::test_an_open_lease_is_given_a_stamp_every_second",)
 _REPLICA = "cluster/replica.py"
 
 SIMULATED_MUTANTS = (
@@ -155,7 +157,7 @@ SIMULATED_MUTANTS = (
         file=_REPLICA,
         old="        self._stepping = bool(proposal.tokens) and isinstance(proposal.tokens[0], _StepToken)\n",
         new="",
-        tests=_THREE,
+        tests=_HEALING,
     ),
     Mutant(
         name="an-open-lease-gets-no-stamps",
@@ -163,7 +165,7 @@ SIMULATED_MUTANTS = (
         file=_REPLICA,
         old="(reap or self.time.touch_due(now_ms, self._lease_open(now_ms)))",
         new="reap",
-        tests=_CALM,
+        tests=_STAMPS,
     ),
     Mutant(
         name="what-was-in-doubt-did-not-happen",

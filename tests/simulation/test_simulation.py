@@ -148,7 +148,7 @@ def test_one_seed_is_one_run_whatever_the_hash_seed() -> None:
 
 def test_two_logs_share_one_set_of_nodes() -> None:
     """Shape 8: each log has its own replica, journal and leader; disk, peers and crashes are the node's."""
-    plan = Plan(seed=41, logs=2, clients=2)
+    plan = Plan(seed=41, logs=2, clients=2, faults=FAULTS)
     with Simulation(plan) as simulation:
         simulation.run(plan.seconds)
         outcome = simulation.outcome(simulation.settle(), simulation.drain())

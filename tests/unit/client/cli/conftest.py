@@ -13,7 +13,6 @@ import pytest
 from holdfast.client.cli.main import main
 from tests.fakes.scripted_server import ScriptedServer
 
-
 # For real processes: their output is buffered like that of a user's, whatever this process was told.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
