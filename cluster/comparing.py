@@ -65,16 +65,16 @@ class Comparing:
             told.pop(self._me, None)
 
     def verdict(self, voters: Collection[str]) -> StateDiverged | Undecided | None:
-        """None while nothing differs. The newest difference decides."""
+        """None while nothing differs. The newest place decides at which we and a majority are known."""
         for index in sorted(self._told, reverse=True):
             told = {node: digest for node, digest in self._told[index].items() if node in voters or node == self._me}
             counts = Counter(digest for node, digest in told.items() if node in voters)
-            if len(set(told.values())) <= 1:
-                continue
-            digest, count = counts.most_common(1)[0]
-            if count <= len(voters) // 2:
-                return Undecided(index, tuple(sorted(told)))
-            if told.get(self._me, digest) != digest:
+            digest, count = counts.most_common(1)[0] if counts else (b"", 0)
+            if count > len(voters) // 2 and self._me in told:
+                if told[self._me] == digest:
+                    return None
                 others = ", ".join(sorted(node for node, theirs in told.items() if theirs == digest))
                 return StateDiverged(index=index, others=others)
+            if len(set(told.values())) > 1 and count <= len(voters) // 2:
+                return Undecided(index, tuple(sorted(told)))
         return None

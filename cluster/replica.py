@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, assert_never
 
+from holdfast.client.protocol import errors
 from holdfast.client.protocol.commands import Command, Envelope, Lease, Produce, Stage, TimeStep, Touch, Transaction
 from holdfast.client.protocol.errors import (
     BadValue,
@@ -149,7 +150,12 @@ class Replica:
     @property
     def serving(self) -> bool:
         """Whether requests are taken and answered here."""
-        return self._serving and self.damage is None and self._undecided is None
+        return self._serving and self.damage is None
+
+    @property
+    def _is_doubtful(self) -> bool:
+        """Whether what this node's fold says may not be what the log says."""
+        return self._undecided is not None or isinstance(self.damage, StateDiverged)
 
     @property
     def now_ms(self) -> int:
@@ -177,8 +183,8 @@ class Replica:
             self._outcomes.append(
                 (token, BadValue(field="command", problem="is the leader's own; leave it to the node"))
             )
-        elif not self.leads:
-            self._outcomes.append((token, NotLeader(leader=self.leader_address())))
+        elif not self.leads or self._undecided is not None:
+            self._outcomes.append((token, self._not_here()))
         elif self.disk_limit is not None and _adds_messages(command):
             limit = self.disk_limit
             error = Overloaded(limit_name="disk_free_bytes", limit=limit, retry_after_ms=FULL_RETRY_MS)
@@ -197,7 +203,7 @@ class Replica:
     def inquire(self, token: Token, inquiry: Inquiry, query: Query) -> None:
         """A query. A stale one is answered from what is applied here; a current one by the leader (Q1)."""
         if self._undecided is not None:
-            self._outcomes.append((token, self._nobody_serves(self._undecided)))
+            self._outcomes.append((token, self._not_here()))
         elif inquiry.stale:
             read = _Read(token, query, inquiry.min_index, self.now_ms + STALE_WAIT_MS)
             if len(self._stale) >= STALE_MAX and read.index > self.state.reached.index:
@@ -205,7 +211,7 @@ class Replica:
             else:
                 self._stale.append(read)
         elif not self.leads:
-            self._outcomes.append((token, NotLeader(leader=self.leader_address())))
+            self._outcomes.append((token, self._not_here()))
         else:
             self._when_serving(token, partial(self._begin_read, token, query))
 
@@ -298,18 +304,22 @@ class Replica:
                     assert_never(unknown)
 
     def _lost_leadership(self) -> None:
+        self._hand_over = None
+        self.batcher.held = False
+        self._stop_serving()
+
+    def _stop_serving(self) -> None:
         """Whatever is not in the log goes elsewhere; what is in it is decided as the log goes on."""
         leader = self.raft.leader
         self._serving = self._stepping = False
-        self._reap_at_ms = self._hand_over = None
-        self.batcher.held = False
+        self._reap_at_ms = None
         early, self._early = self._early, []
         for take in early:
-            take()  # finds that we do not lead
+            take()  # finds that we do not serve
         refused: list[Outcome] = [*self.waiters.lost_leadership(leader), *self.batcher.lost_leadership(leader)]
         self._resolve(refused, None)
         for read in self._reads:
-            self._outcomes.append((read.token, NotLeader(leader=self._address(leader))))
+            self._finish(read.token, self._not_here())
         self._reads = []
         self._confirming = []
         self._touches.clear()
@@ -333,7 +343,7 @@ class Replica:
         return applied, outcomes
 
     def _has_work(self) -> bool:
-        if self._stale or self._reads or self._confirming:
+        if self._stale or self._reads or self._confirming or self._may_begin:
             return True
         if not self._serving:
             return False
@@ -350,8 +360,8 @@ class Replica:
             self._compare(self.raft.me, own)
         if applied and self.leads:
             self._follow_time(view, now_ms)
-            if not self._serving and self.state.reached.term == self.raft.term:
-                self._begin_serving(view)
+        if self._may_begin:
+            self._begin_serving(view)
         if self._serving:
             for folded in applied:
                 self.waiters.effects(folded.effects)
@@ -370,6 +380,11 @@ class Replica:
             advance_ms=view.limits.stamp_advance_ms,
             now_ms=now_ms,
         )
+
+    @property
+    def _may_begin(self) -> bool:
+        decided = self._undecided is None and self.state.reached.term == self.raft.term
+        return not self._serving and self.leads and decided
 
     def _begin_serving(self, view: View) -> None:
         self._serving = True
@@ -401,6 +416,8 @@ class Replica:
     def _propose(self) -> None:
         """Everything that came while the former entry was on its way to our disk becomes the next one."""
         now_ms = self.now_ms
+        if self._undecided is not None and self.leads:
+            self._go_on_to_compare(self._undecided, now_ms)
         if not self._serving or not self.leads:
             return
         can_form = self.batcher.can_form() and self._may_form()
@@ -426,6 +443,20 @@ class Replica:
         if not formed and (reap or self.time.touch_due(now_ms, self._lease_open(now_ms))):
             self._form(now_ms, even_empty=True)
             self._reap_at_ms = None  # until the fold says that there is more
+
+    def _go_on_to_compare(self, undecided: Undecided, now_ms: int) -> None:
+        """Empty entries up to the next place, where somebody could decide who came past this one without a word.
+
+        That is so after a snapshot. Otherwise nothing is asked of the log: time decides nothing here.
+        """
+        raft = self.raft
+        silent = [name for name in raft.configuration.voter_names if name not in undecided.nodes]
+        past = any(name == raft.me or raft.match.get(name, 0) > undecided.index for name in silent)
+        if not past or now_ms < self._looked_at_ms + LOOK_EVERY_MS or self.state.reached.term != raft.term:
+            return
+        self._looked_at_ms = now_ms
+        if not self.batcher.entries_in_flight and self._may_form() and self.time.ready(now_ms):
+            self._form(now_ms, even_empty=True)
 
     def _may_form(self) -> bool:
         return not self._flushing or self.batcher.queued_bytes >= self.batcher.bounds.entry_bytes
@@ -476,9 +507,14 @@ class Replica:
     def _compare(self, node: str, told: StateDigest) -> None:
         self._comparing.tell(node, told.index, told.digest)
         verdict = self._comparing.verdict(self.raft.configuration.voter_names)
-        self._undecided = verdict if isinstance(verdict, Undecided) else None
         if isinstance(verdict, StateDiverged):
             self.damage = self.damage or verdict
+        if isinstance(verdict, Undecided):
+            began, self._undecided = self._undecided is None, verdict
+            if began:
+                self._nobody_serves()
+        else:
+            self._undecided = None
 
     def _take_digests(self) -> list[tuple[str, Message]]:
         told, self._digests = self._digests, []
@@ -486,8 +522,18 @@ class Replica:
         others = [name for name in (*ruling.voter_names, *ruling.learner_names) if name != self.raft.me]
         return [(name, each) for each in told for name in others]
 
-    @staticmethod
-    def _nobody_serves(undecided: Undecided) -> NoLeader:
+    def _nobody_serves(self) -> None:
+        """The states differ, and ours may be the wrong one."""
+        self._stop_serving()
+        for read in self._stale:
+            self._finish(read.token, self._not_here())
+        self._stale = []
+
+    def _not_here(self) -> NotLeader | NoLeader:
+        """Why nothing is taken or answered here; the request has not happened."""
+        undecided = self._undecided
+        if undecided is None:
+            return NotLeader(leader=self.leader_address())
         nodes = ", ".join(undecided.nodes)
         return NoLeader(
             f"the states of {nodes} differ at index {undecided.index}, and no majority agrees; nobody serves until the "
@@ -509,8 +555,8 @@ class Replica:
         envelope = self._asked.get(token)
         if envelope is None:
             return  # abandoned
-        if not self.leads:
-            self._finish(token, NotLeader(leader=self.leader_address()))
+        if not self.leads or self._undecided is not None:
+            self._finish(token, self._not_here())
         elif isinstance(envelope.command, Lease):
             try:
                 self.waiters.add(token, connection, envelope, self.now_ms)
@@ -555,6 +601,8 @@ class Replica:
             if self._serving:
                 for queue_id in _queues_of(envelope.command):
                     self.waiters.changed(queue_id)
+            if isinstance(outcome, Answer) and self._is_doubtful:
+                outcome = errors.LeaderChanged("the states of the nodes differ: this node cannot vouch for the answer")
             match outcome, envelope.command:
                 case Answer(place=place, reply=Leased() as leased), Lease(queue_id=queue_id) if view is not None:
                     self._read_body(token, partial(_delivered, view, queue_id, place, leased))
@@ -572,7 +620,7 @@ class Replica:
         self._asked.pop(token, None)
         self._sizes.pop(token, None)
         if isinstance(outcome, NotLeader):  # our parts name nodes; a client wants an address
-            outcome = NotLeader(leader=self._address(self.raft.leader))
+            outcome = self._not_here()
         self._outcomes.append((token, outcome))
 
     def _read_body(self, token: Token, read: Callable[[], Answer]) -> None:
@@ -585,16 +633,16 @@ class Replica:
     # Reads
 
     def _begin_read(self, token: Token, query: Query) -> None:
-        if not self.leads:
-            self._outcomes.append((token, NotLeader(leader=self.leader_address())))
+        if not self.leads or self._undecided is not None:
+            self._finish(token, self._not_here())
         else:
             self.raft.read_barrier(partial(self._passed, token, query))
 
     def _passed(self, token: Token, query: Query, index: int | None) -> None:
-        if index is not None:
+        if index is not None and self._undecided is None:
             self._reads.append(_Read(token, query, index))
         else:
-            self._finish(token, NotLeader(leader=self.leader_address()))
+            self._finish(token, self._not_here())
 
     def _confirmed(self, token: Token, index: int | None) -> None:
         """The barrier of a wait that is over; one that fails while we lead is tried again."""

@@ -1,4 +1,4 @@
-"""Defects that the simulation must catch by itself, in the few seeds that every run of the tests plays.
+"""Defects of whole nodes and clients. All but a few must be caught by the seeds that every run of the tests plays.
 
 The numbers are those of the list that the harness was designed by; each names the invariant that it breaks.
 """
@@ -8,6 +8,10 @@ from holdfast.jepsen.mutants.mutant import Mutant
 _THREE = ("tests/simulation/test_simulation.py::test_three_nodes_break_no_promise_and_become_whole",)
 _CALM = ("tests/simulation/test_simulation.py::test_wall_clocks_that_jump_are_noticed_by_nobody",)
 _HEALING = ("tests/simulation/test_healing.py::test_a_step_of_time_that_is_long_on_its_way_costs_no_lease_its_time",)
+_BARRIER = ("tests/unit/cluster/test_replica.py::test_a_leader_that_nobody_confirms_answers_no_read",)
+_EARLY = ("tests/unit/cluster/test_replica.py::test_what_came_to_a_leader_that_never_served_goes_elsewhere",)
+_DIFFERING = ("tests/unit/cluster/test_replica.py::test_where_no_majority_agrees_nobody_serves",)
+_DOUBTFUL = ("tests/unit/cluster/test_replica.py::test_what_is_in_the_log_when_the_states_differ_is_not_vouched_for",)
 _STAMPS = ("tests/unit/cluster/test_replica.py::test_an_open_lease_is_given_a_stamp_every_second",)
 _REPLICA = "cluster/replica.py"
 
@@ -122,7 +126,7 @@ SIMULATED_MUTANTS = (
         new="""                case waiters.Confirm(token=token):
                     self.waiters.confirmed(token)
 """,
-        tests=_THREE,
+        tests=_BARRIER,
     ),
     # 51
     Mutant(
@@ -192,8 +196,24 @@ SIMULATED_MUTANTS = (
         name="early-requests-are-forgotten",
         rule="I32",
         file=_REPLICA,
-        old="        for take in early:\n            take()  # finds that we do not lead\n",
+        old="        for take in early:\n            take()  # finds that we do not serve\n",
         new="",
-        tests=_THREE,
+        tests=_EARLY,
+    ),
+    Mutant(
+        name="commands-are-taken-while-the-states-differ",
+        rule="I27",
+        file=_REPLICA,
+        old="        elif not self.leads or self._undecided is not None:\n",
+        new="        elif not self.leads:\n",
+        tests=_DIFFERING,
+    ),
+    Mutant(
+        name="an-answer-is-given-while-the-states-differ",
+        rule="I27",
+        file=_REPLICA,
+        old="            if isinstance(outcome, Answer) and self._is_doubtful:",
+        new="            if isinstance(outcome, Answer) and self.damage is not None:",
+        tests=_DOUBTFUL,
     ),
 )

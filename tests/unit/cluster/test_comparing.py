@@ -40,6 +40,15 @@ def test_the_third_digest_decides() -> None:
     assert found.verdict(VOTERS) is None
 
 
+def test_a_newer_place_where_a_majority_is_known_ends_the_doubt() -> None:
+    found = comparing(a=b"1", b=b"2")
+    found.tell("b", 2 * EVERY, b"4")
+    found.tell("c", 2 * EVERY, b"3")
+    assert isinstance(found.verdict(VOTERS), Undecided)
+    found.tell("a", 2 * EVERY, b"3")
+    assert found.verdict(VOTERS) is None
+
+
 def test_who_does_not_vote_decides_nothing_and_stops_if_it_differs() -> None:
     assert comparing(b=b"1", c=b"1", d=b"2").verdict(VOTERS) is None
     learner = Comparing("d")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.client.protocol import commands as c
+from holdfast.client.protocol import errors
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol.columns import MessageParts
 from holdfast.client.protocol.errors import (
@@ -16,23 +17,28 @@ from holdfast.client.protocol.errors import (
     BodyDamaged,
     HoldfastError,
     LeaderChanged,
+    NoLeader,
     NotLeader,
     Overloaded,
 )
 from holdfast.client.protocol.messages import Inquiry, Request
 from holdfast.client.protocol.replies import Answer, GroupStats, Leased, Produced, QueueCreated, Settled
 from holdfast.client.protocol.values import QueueId, QueueSettings
+from holdfast.cluster import comparing
 from holdfast.cluster.consensus import BATCH
 from holdfast.cluster.events import Role
 from holdfast.cluster.journal import Flush, Journal, Recovered
 from holdfast.cluster.membership import Configuration, Member
-from holdfast.cluster.messages import AppendEntries, AppendReply, Message
+from holdfast.cluster.messages import DIGEST_BYTES, AppendEntries, AppendReply, Message, StateDigest
 from holdfast.cluster.raft import Raft, use_library_clock
-from holdfast.cluster.replica import HAND_OVER_MS, STALE_WAIT_MS, Replica
+from holdfast.cluster.replica import HAND_OVER_MS, LOOK_EVERY_MS, STALE_WAIT_MS, Replica
 from holdfast.cluster.state import Reached
 from holdfast.jepsen.simulation.state import MachineState
 from holdfast.storage.entry import decode_entry
-from holdfast.storage.tables import Table
+from holdfast.storage.rows import pack_meta
+from holdfast.storage.state import View
+from holdfast.storage.store import WriteTxn
+from holdfast.storage.tables import META_KEY, Table
 from tests.support.machine import START_MS, numbered, produce, session_id
 
 Q = QueueId(1)
@@ -287,6 +293,19 @@ def test_what_comes_before_a_leader_has_applied_its_first_entry_waits() -> None:
         node.disk_hangs = False
         cluster.run(0.05)
         assert set(node.outcomes) == {"session", "read"}
+
+
+def test_what_came_to_a_leader_that_never_served_goes_elsewhere() -> None:
+    with new_nodes("a", "b", "c") as cluster:
+        cluster.loses = lambda message: isinstance(message, AppendReply)
+        leading: list[Node] = []
+        while not leading:
+            cluster.run(TICK_S)
+            leading = [node for node in cluster.nodes.values() if node.replica.leads]
+        leading[0].ask("command", c.OpenSession())
+        leading[0].read("query", q.ListQueues())
+        cluster.run(2.0)
+        assert all(isinstance(leading[0].outcomes[token], NotLeader) for token in ("command", "query"))
 
 
 # Leases --------------------------------------------------------------------------------------------------
@@ -592,3 +611,91 @@ def test_a_message_that_cannot_be_moved_on_by_anybody_is_moved_by_the_leader(one
     assert node.do(c.Lease(queue_id=created.queue_id, group="default", max_messages=1)).grants
     cluster.run(1.6)
     assert node.do(lease()).grants
+
+
+# Replicas that differ ------------------------------------------------------------------------------------
+
+
+def spoil(node: Node) -> None:
+    """One bit of the state is not what the log has made of it."""
+
+    def change(txn: WriteTxn) -> None:
+        view = View(txn)
+        view.meta.digest ^= 1
+        txn.put(Table.META, META_KEY, pack_meta(view.meta))
+
+    node.state.store.transact(change)
+
+
+def to_the_next_comparison(cluster: Nodes, leader: Node) -> None:
+    first = leader.state.reached.index
+    for number in range(comparing.EVERY + 1):
+        leader.ask(number, produce(Q, b"x", client_id="filler", first_seq=first * 1_000 + number))
+        cluster.run()
+
+
+def test_the_node_whose_state_differs_stops_and_the_others_go_on(three: tuple[Nodes, Node]) -> None:
+    """A difference is damage or a bug; the majority is believed."""
+    cluster, leader = three
+    wrong = next(node for node in cluster.nodes.values() if node is not leader)
+    spoil(wrong)
+    to_the_next_comparison(cluster, leader)
+    assert isinstance(wrong.replica.damage, comparing.StateDiverged)
+    assert [node.replica.damage for node in cluster.nodes.values() if node is not wrong] == [None, None]
+    assert isinstance(leader.do(produce(Q, b"y", client_id="other", first_seq=1)), Produced)
+
+
+def test_where_no_majority_agrees_nobody_serves(three: tuple[Nodes, Node]) -> None:
+    """Two that differ, and the third is away: who of them is right cannot be known."""
+    cluster, leader = three
+    wrong, away = (node for node in cluster.nodes.values() if node is not leader)
+    away.silent = True
+    quiet = leader.do(c.CreateQueue(name="quiet"))
+    leader.ask("parked", c.Lease(queue_id=quiet.queue_id, group="default", max_messages=1, wait_ms=60_000))
+    spoil(wrong)
+    to_the_next_comparison(cluster, leader)
+    assert isinstance(leader.outcomes["parked"], NoLeader)
+    leader.ask("produce", produce(Q, b"y", client_id="other", first_seq=1))
+    leader.read("current")
+    wrong.read("stale", stale=True)
+    cluster.run(1.0)
+    for node, token in ((leader, "produce"), (leader, "current"), (wrong, "stale")):
+        assert isinstance(node.outcomes[token], NoLeader)
+    assert not leader.replica.serving
+    away.silent = False
+    cluster.run(2.0)
+    assert leader.replica.damage is None
+    assert isinstance(wrong.replica.damage, comparing.StateDiverged)
+    assert cluster.leader().replica.serving
+
+
+def test_what_is_in_the_log_when_the_states_differ_is_not_vouched_for(three: tuple[Nodes, Node]) -> None:
+    """It may have happened, and another answer may be the right one."""
+    cluster, leader = three
+    wrong, away = (node for node in cluster.nodes.values() if node is not leader)
+    away.silent = True
+    cluster.loses = lambda message: isinstance(message, StateDigest)
+    to_the_next_comparison(cluster, leader)
+    leader.disk_hangs = True
+    leader.ask("late", produce(Q, b"y", client_id="other", first_seq=1))
+    cluster.run()
+    place = leader.replica.state.reached.index // comparing.EVERY * comparing.EVERY
+    leader.replica.deliver(wrong.name, StateDigest(place, bytes(DIGEST_BYTES)))
+    leader.disk_hangs = False
+    cluster.run()
+    assert isinstance(leader.outcomes["late"], errors.LeaderChanged)
+
+
+def test_a_node_that_came_past_the_place_by_a_snapshot_decides_at_the_next(three: tuple[Nodes, Node]) -> None:
+    cluster, leader = three
+    wrong, away = (node for node in cluster.nodes.values() if node is not leader)
+    away.silent = True
+    spoil(wrong)
+    to_the_next_comparison(cluster, leader)
+    away.silent = False
+    cluster.loses = lambda message: isinstance(message, StateDigest)
+    cluster.run(1.0)
+    cluster.loses = lambda message: False
+    cluster.run(comparing.EVERY * LOOK_EVERY_MS / 1_000 * 2)
+    assert isinstance(wrong.replica.damage, comparing.StateDiverged)
+    assert cluster.leader().replica.serving
