@@ -22,6 +22,7 @@ from holdfast.client.cli.bench_cluster import (
     quantiles,
 )
 from holdfast.client.cli.bench_load import STAMP, Job
+from holdfast.client.protocol.errors import BadValue
 
 OVER_DISK_MS = 1.0  # what a confirm may take beyond the disk's own sync
 IN_FLIGHT_PER_S = 10_000
@@ -117,6 +118,9 @@ def consume_ack(args: Namespace) -> Iterator[Figures]:
             job = replace(_job(place, args), kind="consume", batch=batch, in_flight=args.in_flight)
             figures, _ = measured(place, [job], args.seconds)
             left = place.client.stats(QUEUE).ready
+            if left < batch * args.in_flight:
+                problem = f"were consumed before the {args.seconds} s were over; give more of them or less time"
+                raise BadValue(field="messages", problem=problem)
             place.client.purge_queue(QUEUE, in_flight=True)
             place.wait_level()
             shape = {"batch": batch, "in_flight": args.in_flight, "payload": args.payload}

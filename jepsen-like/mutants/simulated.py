@@ -59,7 +59,7 @@ SIMULATED_MUTANTS = (
         file=_REPLICA,
         old="            self.raft.read_barrier(partial(self._passed, token, query))",
         new="            self._passed(token, query, self.raft.applied)",
-        tests=_THREE,
+        tests=_BARRIER,
     ),
     # 21, and with it 2: votes wait in the same box
     Mutant(

@@ -59,9 +59,18 @@ def test_requests_in_flight_may_share_a_connection(capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_batches_are_measured_size_by_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     produced = bench(capsys, tmp_path, "produce_batch", "--nodes", "1", "--batch", "10,100")
-    consumed = bench(capsys, tmp_path, "consume_ack", "--nodes", "1", "--batch", "10,100", "--messages", "20000")
-    assert [figures["batch"] for figures in produced] == [figures["batch"] for figures in consumed] == [10, 100]
+    consumed = bench(capsys, tmp_path, "consume_ack", "--nodes", "1", "--batch", "1,10", "--messages", "100000")
+    assert [figures["batch"] for figures in produced] == [10, 100]
+    assert [figures["batch"] for figures in consumed] == [1, 10]
     assert all(figures["messages_per_s"] > 0 for figures in (*produced, *consumed))
+
+
+@pytest.mark.slow
+def test_a_queue_that_ran_dry_gives_no_figure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The rate would be that of what was there, not of the cluster."""
+    arguments = ("consume_ack", "--nodes", "1", "--batch", "1", "--messages", "2", *QUICK, "--directory", str(tmp_path))
+    assert main(["bench", *arguments]) != 0
+    assert "messages_per_s" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
