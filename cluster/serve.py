@@ -12,6 +12,7 @@ from typing import TextIO
 import trio
 
 from holdfast.client.protocol.errors import BadValue
+from holdfast.cluster.allocator import keep_freed_memory
 from holdfast.cluster.config import Address, Config
 from holdfast.cluster.forming import form
 from holdfast.cluster.http import serve_http
@@ -35,6 +36,7 @@ def run_node(
 
     The wall clock and when to take snapshots are given in by tests alone.
     """
+    keep_freed_memory()
     log = Log(node=config.node, stream=stream, wall_ms=real_wall_ms, now_s=time.monotonic, as_json=as_json)
     run_alone(partial(_until_signal, config, log, wall_ms, policy))
 

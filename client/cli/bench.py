@@ -162,6 +162,9 @@ def run(args: argparse.Namespace) -> int:
     divisor = args.scale or (QUICK if args.quick else 1)
     show: Callable[[Figures], None] = (lambda figures: print(json.dumps(figures), flush=True)) if args.json else Table()
     clock = time.process_time_ns if args.cpu else time.perf_counter_ns
+    from holdfast.cluster.allocator import keep_freed_memory
+
+    keep_freed_memory()  # as a node does
     return measure(args.only, divisor, clock, args.directory, show)
 
 
