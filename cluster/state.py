@@ -16,6 +16,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
@@ -153,9 +154,11 @@ class NodeState:
             self._alone.release()
 
     def newest_snapshot(self) -> tuple[Path, Reached] | None:
-        """The newest one by its name; whether it can be read is seen when it is."""
-        found = self._numbered()
-        return None if not found else (found[-1], reached_by(found[-1]))
+        """The newest one that says what it is; whether the rest of it can be read is seen when it is."""
+        for path in reversed(self._numbered()):
+            with suppress(SnapshotDamaged):
+                return path, reached_by(path)
+        return None
 
     def prepare(self, received: Path) -> Prepared:
         """Make everything ready for a snapshot that a peer sent to replace the state. For a worker thread.

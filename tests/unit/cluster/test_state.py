@@ -169,6 +169,24 @@ def test_a_damaged_snapshot_is_passed_over_for_an_older_one(tmp_path: Path) -> N
     again.close()
 
 
+def test_a_snapshot_that_does_not_say_what_it_is_stops_no_node_and_is_passed_over(tmp_path: Path) -> None:
+    """A running node looks for its newest one every second: rot in the header of a copy is no reason to stop."""
+    state = opened(tmp_path)
+    state.apply([(NO_OP, 2, 1), opening(3)])
+    state.snapshot()
+    state.apply([message(4)])
+    state.snapshot()
+    older, newest = sorted((tmp_path / "snapshots").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[40] ^= 1
+    newest.write_bytes(bytes(data))
+    found = state.newest_snapshot()
+    assert found is not None and found[0] == older and found[1].index == 3
+    older.unlink()
+    assert state.newest_snapshot() is None
+    state.close()
+
+
 def test_only_the_newest_snapshots_are_kept(tmp_path: Path) -> None:
     state = opened(tmp_path)
     state.apply([(NO_OP, 2, 1), opening(3)])
