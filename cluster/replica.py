@@ -127,6 +127,7 @@ class Replica:
         self._stepping = False  # a TimeStep of ours is in the log and not applied
         self._reap_at_ms: int | None = None
         self._looked_at_ms = -LOOK_EVERY_MS
+        self._counting = -1  # the configuration whose voters' clocks count
         self._hand_over: tuple[str | None, int] | None = None  # to whom, until when
         self._sizes: dict[Token, int] = {}
         self._asked: dict[Token, Envelope] = {}
@@ -424,6 +425,9 @@ class Replica:
         if not can_form and now_ms < self._looked_at_ms + LOOK_EVERY_MS:
             return  # most turns are for messages and syncs: time asks for no entry of its own so soon
         self._looked_at_ms = now_ms
+        if self.raft.configuration_index != self._counting:
+            self._counting = self.raft.configuration_index
+            self.time.use_voters(self.raft.configuration.voter_names)
         self.time.heard(self.raft.me, self._wall_ms(), now_ms)
         for peer, (wall_ms, at_s) in self.raft.walls.items():
             self.time.heard(peer, wall_ms, int(at_s * 1_000))

@@ -570,6 +570,15 @@ def test_a_step_of_time_stands_first_in_its_entry(one: tuple[Nodes, Node]) -> No
     assert isinstance(outcome, Answer) and abs(outcome.place.time_ms - cluster.wall_ms) < 100
 
 
+def test_the_clocks_that_count_are_those_of_the_voters_of_now(three: tuple[Nodes, Node]) -> None:
+    """T2: members change under one leader; without this a node that grew into a cluster would believe itself alone."""
+    cluster, leader = three
+    left = leader.raft.configuration.voters[:2] if leader.name != "c" else leader.raft.configuration.voters[1:]
+    leader.raft.propose_configuration(Configuration(left))
+    cluster.run(0.2)
+    assert set(leader.replica.time.skew(leader.replica.now_ms)) == {member.name for member in left}
+
+
 def test_nothing_is_formed_behind_a_step_before_it_is_applied(three: tuple[Nodes, Node]) -> None:
     """T2: a stamp taken meanwhile would not know of the step, and a lease granted by it would lose that time."""
     cluster, leader = three
