@@ -139,6 +139,7 @@ class Replica:
         self._undecided: Undecided | None = None
         self._digests: list[StateDigest] = []  # of ours, to be told to all
         self._touches: dict[QueueId, _TouchToken] = {}  # that reads may share
+        self._left: dict[QueueId, int] = {}  # queues of commands whose clients are gone: up to where in the log
         self._proposed: list[tuple[int, int]] = []
         self._outcomes: list[Outcome] = []
 
@@ -227,9 +228,12 @@ class Replica:
         """Nobody waits for these any more; those that are not in the log yet will not be."""
         for token in tokens:
             self.waiters.cancel(token)
-            self.batcher.abandon(token)
-            self._asked.pop(token, None)
+            known = self.batcher.abandon(token)
+            envelope = self._asked.pop(token, None)
             self._sizes.pop(token, None)
+            if envelope is not None and known is not None:
+                for queue_id in _queues_of(envelope.command):
+                    self._left[queue_id] = self.raft.journal.last
 
     def durable(self, lsn: int) -> None:
         """The flush that a turn gave is on disk."""
@@ -369,6 +373,10 @@ class Replica:
                 if any(isinstance(effect, ReapSoon) for effect in folded.effects):
                     self._reap_at_ms = now_ms + REAP_EVERY_MS
         self._resolve(outcomes, view)
+        for queue_id in [queue_id for queue_id, index in self._left.items() if index <= self.state.reached.index]:
+            del self._left[queue_id]
+            if self._serving:
+                self.waiters.changed(queue_id)
         if self._serving:
             self._wake(view, now_ms)
         self._answer_reads(view, now_ms)

@@ -376,6 +376,41 @@ def test_who_has_gone_gets_nothing_and_leaves_nothing(one: tuple[Nodes, Node]) -
     assert not len(node.replica.waiters) and not len(node.replica.batcher)
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_waits_is_woken_by_what_the_command_of_a_dead_client_brings(one: tuple[Nodes, Node], dies: bool) -> None:
+    """L7, T3: its entry is in the log, so it is folded as any other; only nobody is told of it."""
+    cluster, node = one
+    node.ask("parked", lease(60_000), session=2)
+    cluster.run(1.0)
+    node.ask("dead", produce(1, MessageParts(b"x", delay_ms=1_000)))
+    node.turn()
+    if dies:
+        node.replica.abandon(["dead"])
+    cluster.run(2.0)
+    assert ("dead" in node.outcomes) != dies
+    assert node.reply("parked").grants
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_waits_is_woken_when_the_lease_of_a_dead_client_ends(one: tuple[Nodes, Node], dies: bool) -> None:
+    """L7, S5: the consumer was killed while its Lease was on its way to the disk."""
+    cluster, node = one
+    node.ask("dead", lease(60_000))
+    cluster.run(0.1)
+    node.ask("parked", lease(60_000), session=2)
+    cluster.run(0.5)
+    node.ask("produce", produce(1, b"x"))
+    while not any(isinstance(command, c.Lease) for command in node.entries()[-1]):
+        node.turn()
+    if dies:
+        node.replica.abandon(["dead"])
+    cluster.run(0.1)
+    assert ("dead" in node.outcomes) != dies
+    assert "parked" not in node.outcomes
+    cluster.run(4.0)
+    assert node.reply("parked").grants[0].delivery_count == 2
+
+
 def test_a_retried_lease_is_answered_beside_the_first(one: tuple[Nodes, Node]) -> None:
     """L4: the same request from a second connection; the first attempt still waits."""
     cluster, node = one
