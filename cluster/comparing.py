@@ -6,17 +6,27 @@ give equal states, so a difference is damage or a bug, and nobody can tell by hi
     a majority of the voters has one digest and ours is another   this node stops, and its state is made anew
     digests differ and no majority is known for one of them       nobody serves, until more are known
 
-Silence is no difference: who is away or behind says nothing.
+Silence is no difference: who is away or behind says nothing. What a node has said it says again in every new session,
+and the last of it also after a restart: a doubt is not over because the nodes that are in it were started again.
 """
 
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.client.protocol.errors import InvariantBroken
+from holdfast.cluster.messages import DIGEST_BYTES
+from holdfast.storage import digest
+from holdfast.storage.store import ReadTxn, WriteTxn
+from holdfast.storage.tables import Table
 
 EVERY = 256  # entries; the digest itself is kept up to date, telling it is all that this costs
 KEPT = 64  # places that are remembered: a node further behind than that catches up first, and is compared then
+
+
+_INDEX = struct.Struct(">Q")
+_KEY = b"compared"  # beside the machine's own row, and no part of the digest
 
 
 class StateDiverged(InvariantBroken):
@@ -39,6 +49,22 @@ class Undecided:
     nodes: tuple[str, ...]
 
 
+def remember(txn: WriteTxn, index: int) -> None:
+    """For the transaction in which a state comes to this index."""
+    if index % EVERY == 0:
+        txn.put(Table.META, _KEY, _INDEX.pack(index) + own_digest(txn))
+
+
+def remembered(txn: ReadTxn) -> tuple[int, bytes] | None:
+    """The last place that this state has passed, and its digest there."""
+    row = txn.get(Table.META, _KEY)
+    return None if row is None else (*_INDEX.unpack_from(row), row[_INDEX.size :])
+
+
+def own_digest(txn: ReadTxn) -> bytes:
+    return digest.maintained(txn).to_bytes(DIGEST_BYTES, "big")
+
+
 class Comparing:
     """What one node knows about the states of all."""
 
@@ -58,6 +84,11 @@ class Comparing:
         self._told.setdefault(index, {})[node] = digest
         while len(self._told) > KEPT:
             del self._told[min(self._told)]
+
+    @property
+    def own(self) -> list[tuple[int, bytes]]:
+        """What this node has said."""
+        return [(index, told[self._me]) for index, told in self._told.items() if self._me in told]
 
     def forget(self) -> None:
         """Our state was replaced by another: what we said of the former one does not hold."""

@@ -385,7 +385,7 @@ class Node:
     def _connected(self, peer: str) -> None:
         self._lost.discard(peer)
         self.log.peer_connected(peer=peer)
-        self.replica.raft.connected(peer)
+        self.replica.connected(peer)
         self.wake()
 
     def _disconnected(self, peer: str) -> None:

@@ -35,11 +35,11 @@ from holdfast.cluster.events import BecameLeader, Event, LeaderChanged, LostLead
 from holdfast.cluster.journal import Entry, Flush
 from holdfast.cluster.leading import Clock
 from holdfast.cluster.membership import Configuration
-from holdfast.cluster.messages import DIGEST_BYTES, Message, StateDigest
+from holdfast.cluster.messages import Message, StateDigest
 from holdfast.cluster.state import Reached
 from holdfast.cluster.timekeeper import Timekeeper
 from holdfast.cluster.waiters import Waiters
-from holdfast.storage import digest, views
+from holdfast.storage import views
 from holdfast.storage.effects import ReapSoon
 from holdfast.storage.entry import stamp_of
 from holdfast.storage.machine import Applied
@@ -137,11 +137,15 @@ class Replica:
         self._stale: list[_Read] = []
         self._comparing = Comparing(raft.me)
         self._undecided: Undecided | None = None
-        self._digests: list[StateDigest] = []  # of ours, to be told to all
+        self._digests: list[tuple[str, Message]] = []  # of ours, to be told
         self._touches: dict[QueueId, _TouchToken] = {}  # that reads may share
         self._left: dict[QueueId, int] = {}  # queues of commands whose clients are gone: up to where in the log
         self._proposed: list[tuple[int, int]] = []
         self._outcomes: list[Outcome] = []
+        with state.store.read() as txn:
+            passed = comparing.remembered(txn)
+        if passed is not None:
+            self._comparing.tell(raft.me, *passed)
 
     # What is so
 
@@ -185,7 +189,7 @@ class Replica:
             self._outcomes.append(
                 (token, BadValue(field="command", problem="is the leader's own; leave it to the node"))
             )
-        elif not self.leads or self._undecided is not None:
+        elif not self.leads or self._is_doubtful:
             self._outcomes.append((token, self._not_here()))
         elif self.disk_limit is not None and _adds_messages(command):
             limit = self.disk_limit
@@ -204,7 +208,7 @@ class Replica:
 
     def inquire(self, token: Token, inquiry: Inquiry, query: Query) -> None:
         """A query. A stale one is answered from what is applied here; a current one by the leader (Q1)."""
-        if self._undecided is not None:
+        if self._is_doubtful:
             self._outcomes.append((token, self._not_here()))
         elif inquiry.stale:
             read = _Read(token, query, inquiry.min_index, self.now_ms + STALE_WAIT_MS)
@@ -216,6 +220,11 @@ class Replica:
             self._outcomes.append((token, self._not_here()))
         else:
             self._when_serving(token, partial(self._begin_read, token, query))
+
+    def connected(self, peer: str) -> None:
+        """A session with an authenticated peer has begun."""
+        self.raft.connected(peer)
+        self._digests += [(peer, StateDigest(*said)) for said in self._comparing.own]
 
     def deliver(self, peer: str, message: Message) -> None:
         """A message of an authenticated peer that is not part of a snapshot stream."""
@@ -283,9 +292,10 @@ class Replica:
         self._flushing = self._flushing or flush is not None
         answered, self._outcomes = self._outcomes, []
         proposed, self._proposed = self._proposed, []
+        digests, self._digests = self._digests, []
         return Turn(
             answered,
-            raft.take_ready() + self._take_digests(),
+            raft.take_ready() + digests,
             flush,
             events,
             self._more,
@@ -360,8 +370,10 @@ class Replica:
         """Answer and wake by the state as it is now."""
         now_ms = self.now_ms
         if applied and self.state.reached.index % comparing.EVERY == 0:
-            own = StateDigest(self.state.reached.index, digest.maintained(view.txn).to_bytes(DIGEST_BYTES, "big"))
-            self._digests.append(own)
+            own = StateDigest(self.state.reached.index, comparing.own_digest(view.txn))
+            ruling = self.raft.configuration
+            others = [name for name in (*ruling.voter_names, *ruling.learner_names) if name != self.raft.me]
+            self._digests += [(name, own) for name in others]
             self._compare(self.raft.me, own)
         if applied and self.leads:
             self._follow_time(view, now_ms)
@@ -392,8 +404,8 @@ class Replica:
 
     @property
     def _may_begin(self) -> bool:
-        decided = self._undecided is None and self.state.reached.term == self.raft.term
-        return not self._serving and self.leads and decided
+        ready = not self._is_doubtful and self.state.reached.term == self.raft.term
+        return not self._serving and self.leads and ready
 
     def _begin_serving(self, view: View) -> None:
         self._serving = True
@@ -519,22 +531,14 @@ class Replica:
     def _compare(self, node: str, told: StateDigest) -> None:
         self._comparing.tell(node, told.index, told.digest)
         verdict = self._comparing.verdict(self.raft.configuration.voter_names)
+        was_doubtful = self._is_doubtful
+        self._undecided = verdict if isinstance(verdict, Undecided) else None
         if isinstance(verdict, StateDiverged):
             self.damage = self.damage or verdict
-        if isinstance(verdict, Undecided):
-            began, self._undecided = self._undecided is None, verdict
-            if began:
-                self._nobody_serves()
-        else:
-            self._undecided = None
+        if self._is_doubtful and not was_doubtful:
+            self._nobody_is_served()
 
-    def _take_digests(self) -> list[tuple[str, Message]]:
-        told, self._digests = self._digests, []
-        ruling = self.raft.configuration
-        others = [name for name in (*ruling.voter_names, *ruling.learner_names) if name != self.raft.me]
-        return [(name, each) for each in told for name in others]
-
-    def _nobody_serves(self) -> None:
+    def _nobody_is_served(self) -> None:
         """The states differ, and ours may be the wrong one."""
         self._stop_serving()
         for read in self._stale:
@@ -543,14 +547,15 @@ class Replica:
 
     def _not_here(self) -> NotLeader | NoLeader:
         """Why nothing is taken or answered here; the request has not happened."""
-        undecided = self._undecided
-        if undecided is None:
-            return NotLeader(leader=self.leader_address())
-        nodes = ", ".join(undecided.nodes)
-        return NoLeader(
-            f"the states of {nodes} differ at index {undecided.index}, and no majority agrees; nobody serves until the "
-            "other nodes are back and decide it"
-        )
+        if self._undecided is not None:
+            nodes, index = ", ".join(self._undecided.nodes), self._undecided.index
+            return NoLeader(
+                f"the states of {nodes} differ at index {index}, and no majority agrees; nobody serves until the other "
+                "nodes are back and decide it"
+            )
+        if self._is_doubtful:
+            return NoLeader("the state of this node is not that of the majority; ask another")
+        return NotLeader(leader=self.leader_address())
 
     # Requests
 
@@ -567,7 +572,7 @@ class Replica:
         envelope = self._asked.get(token)
         if envelope is None:
             return  # abandoned
-        if not self.leads or self._undecided is not None:
+        if not self.leads or self._is_doubtful:
             self._finish(token, self._not_here())
         elif isinstance(envelope.command, Lease):
             try:
@@ -645,13 +650,13 @@ class Replica:
     # Reads
 
     def _begin_read(self, token: Token, query: Query) -> None:
-        if not self.leads or self._undecided is not None:
+        if not self.leads or self._is_doubtful:
             self._finish(token, self._not_here())
         else:
             self.raft.read_barrier(partial(self._passed, token, query))
 
     def _passed(self, token: Token, query: Query, index: int | None) -> None:
-        if index is not None and self._undecided is None:
+        if index is not None and not self._is_doubtful:
             self._reads.append(_Read(token, query, index))
         else:
             self._finish(token, self._not_here())

@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from holdfast.client.protocol.errors import StateBroken, Unavailable
-from holdfast.cluster import membership
+from holdfast.cluster import comparing, membership
 from holdfast.cluster.consensus import BATCH
 from holdfast.cluster.journal import Entry
 from holdfast.cluster.membership import CONFIGURATION, Configuration
@@ -128,6 +128,7 @@ class NodeState:
         def fold(txn: WriteTxn) -> list[Applied]:
             applied = [_NOTHING if entry is None else machine.apply(txn, entry) for entry in folds]
             txn.put(Table.META, _RAFT_KEY, _pack(reached))
+            comparing.remember(txn, reached.index)
             return applied
 
         applied = self.store.transact(fold)

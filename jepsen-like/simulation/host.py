@@ -284,7 +284,7 @@ class HostedLog:
         self.replica.installed()
 
     def connected(self, peer: str) -> None:
-        self.raft.connected(peer)
+        self.replica.connected(peer)
         self.wake()
 
     def disconnected(self, peer: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from holdfast.cluster import membership
+from holdfast.cluster import comparing, membership
 from holdfast.cluster.consensus import BATCH
 from holdfast.cluster.journal import Entry
 from holdfast.cluster.membership import CONFIGURATION
@@ -39,6 +39,7 @@ class MachineState:
                 is_batch = command[:1] == BATCH
                 applied = machine.apply(txn, decode_entry(index, command[1:])) if is_batch else _NOTHING
                 folded.append((applied, digest.maintained(txn).to_bytes(32, "big")))
+            comparing.remember(txn, reached.index)
             return folded
 
         for command, index, term in entries:

@@ -56,18 +56,26 @@ class Node:
         self.silent = False  # it neither hears nor is heard
         self.outcomes: dict[object, Answer | HoldfastError] = {}
         self.state = MachineState(Reached(1, 0, 0, ruling), lambda *_: None)
+        self._start(Journal(Recovered(base=1, base_term=0, last=1)))
+
+    def _start(self, journal: Journal) -> None:
+        clock, reached = self._cluster.clock, self.state.reached
         self.raft = Raft(
-            me=name,
-            journal=Journal(Recovered(base=1, base_term=0, last=1)),
-            clock=cluster.clock,
-            rng=Random(name),
-            applied=1,
-            applied_term=0,
-            configuration=ruling,
-            wall_ms=lambda: cluster.wall_ms,
+            me=self.name,
+            journal=journal,
+            clock=clock,
+            rng=Random(self.name),
+            applied=reached.index,
+            applied_term=reached.term,
+            configuration=reached.configuration,
+            wall_ms=lambda: self._cluster.wall_ms,
         )
-        self.replica = Replica(raft=self.raft, state=self.state, clock=cluster.clock, wall_ms=lambda: cluster.wall_ms)
+        self.replica = Replica(raft=self.raft, state=self.state, clock=clock, wall_ms=lambda: self._cluster.wall_ms)
         self._flush: Flush | None = None
+
+    def restart(self) -> None:
+        """A process that begins anew on the same disk, all of which was written."""
+        self._start(self.raft.journal)
 
     @property
     def is_writing(self) -> bool:
@@ -137,7 +145,7 @@ class Nodes:
         for node in self.nodes.values():
             for peer in names:
                 if peer != node.name:
-                    node.raft.connected(peer)
+                    node.replica.connected(peer)
 
     @property
     def wall_ms(self) -> int:
@@ -743,3 +751,34 @@ def test_a_node_that_came_past_the_place_by_a_snapshot_decides_at_the_next(three
     cluster.run(comparing.EVERY * LOOK_EVERY_MS / 1_000 * 2)
     assert isinstance(wrong.replica.damage, comparing.StateDiverged)
     assert cluster.leader().replica.serving
+
+
+def test_a_doubt_outlives_a_restart_of_all_who_are_in_it(three: tuple[Nodes, Node]) -> None:
+    """What they said is in their states, and is said again in every new session."""
+    cluster, leader = three
+    wrong, away = (node for node in cluster.nodes.values() if node is not leader)
+    away.silent = True
+    spoil(wrong)
+    to_the_next_comparison(cluster, leader)
+    for node in (leader, wrong):
+        node.restart()
+    for node, other in ((leader, wrong), (wrong, leader)):
+        node.replica.connected(other.name)
+    cluster.run(2.0)
+    leading = next(node for node in (leader, wrong) if node.replica.leads)
+    leading.read("current")
+    cluster.run()
+    assert isinstance(leading.outcomes["current"], NoLeader)
+    assert not leading.replica.serving
+
+
+def test_a_node_whose_state_differs_answers_no_question(three: tuple[Nodes, Node]) -> None:
+    cluster, leader = three
+    spoil(leader)
+    to_the_next_comparison(cluster, leader)
+    assert isinstance(leader.replica.damage, comparing.StateDiverged)
+    leader.read("current")
+    leader.read("stale", stale=True)
+    leader.ask("command", produce(Q, b"y", client_id="other", first_seq=1))
+    cluster.run()
+    assert all(isinstance(leader.outcomes[token], NoLeader) for token in ("current", "stale", "command"))
