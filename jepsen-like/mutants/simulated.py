@@ -228,7 +228,9 @@ SIMULATED_MUTANTS = (
         name="a-diverged-node-answers-questions",
         rule="I26",
         file=_REPLICA,
-        old="        if self._is_doubtful:\n            self._outcomes.append((token, self._not_here()))\n        elif inquiry.stale:",
+        old="""        if self._is_doubtful:
+            self._outcomes.append((token, self._not_here()))
+        elif inquiry.stale:""",
         new="        if inquiry.stale:",
         tests=("tests/unit/cluster/test_replica.py::test_a_node_whose_state_differs_answers_no_question",),
     ),
