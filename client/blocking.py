@@ -9,26 +9,25 @@ import socket
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from random import SystemRandom
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from holdfast.client import calls, leases, status
+from holdfast.client import calls, leases, options, status
 from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
-from holdfast.client.core import Core
-from holdfast.client.events import Address, parse_addresses
-from holdfast.client.leases import Held
+from holdfast.client.events import Address, host_and_port
+from holdfast.client.leases import Held, LeaseFacts
 from holdfast.client.message import Delivered, Message
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
-from holdfast.client.protocol.errors import BadValue, ConnectFailed, HoldfastError
-from holdfast.client.protocol.limits import LEASE_MESSAGES, NONCE_BYTES
-from holdfast.client.protocol.replies import Failed
+from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.sockets import Loop
 from holdfast.client.status import ClusterStatus, Heard
+from holdfast.client.transactions import Collected
 
 T = TypeVar("T")
 
@@ -43,12 +42,7 @@ class Client:
     def __init__(
         self, addresses: str | Sequence[Address], timeout_ms: int = 30_000, consumer_id: str | None = None
     ) -> None:
-        self._addresses = parse_addresses(addresses) if isinstance(addresses, str) else list(addresses)
-        self._timeout_s = timeout_ms / 1000
-        self._consumer_id = consumer_id or ""
-        c.OpenSession(consumer_id=self._consumer_id)  # checks it
-        if not self._addresses:
-            raise BadValue(field="addresses", problem="is empty; give at least one HOST:PORT")
+        self._options = options.checked(addresses, timeout_ms, consumer_id)
         self._names = Names()
         self._lock = Lock()
         self._loop: Loop | None = None
@@ -160,13 +154,9 @@ class Client:
         wait_ms: int = 0, visibility_timeout_ms: int | None = None, auto_ack: bool = False,
     ) -> "Lease":  # fmt: skip
         """What is available, at most `max_messages`; an empty lease is false. The wait comes on top of the timeout."""
-        options = {
-            "max_messages": min(max_messages, LEASE_MESSAGES),
-            "max_bytes": max_bytes,
-            "wait_ms": wait_ms,
-            "visibility_timeout_ms": visibility_timeout_ms,
-        }
-        steps = leases.lease(self._names, queue, group, auto_ack, options)
+        steps = leases.lease(
+            self._names, queue, group, max_messages, max_bytes, wait_ms, visibility_timeout_ms, auto_ack
+        )
         return Lease(self, self._run(steps, extra_s=wait_ms / 1000))
 
     def ack(self, queue: str, lease_id: int, versions: Iterable[int], group: str = "default") -> r.Settled:
@@ -246,8 +236,8 @@ class Client:
 
         Every address is asked on a connection of its own, also those that only the nodes' answers name.
         """
-        rounds = status.ask(self._addresses)
-        wait_s = min(status.ANSWER_S, self._timeout_s)
+        rounds = status.ask(self._options.addresses)
+        wait_s = min(status.ANSWER_S, self._options.timeout_s)
         try:
             wanted = next(rounds)
             while True:
@@ -262,17 +252,12 @@ class Client:
 
     def _run(self, steps: Steps[T], extra_s: float = 0.0) -> T:
         """Take all steps within one timeout. Raises what the last of them could not get over."""
-        deadline_s = time.monotonic() + self._timeout_s + extra_s
+        loop = self._started()
+        deadline_s = time.monotonic() + self._options.timeout_s + extra_s
         try:
             request = next(steps)
             while True:
-                outcome = self._started().ask(request, deadline_s).result()
-                if isinstance(outcome, HoldfastError):
-                    request = steps.throw(outcome)
-                elif isinstance(outcome.reply, Failed):
-                    request = steps.throw(outcome.reply.error)
-                else:
-                    request = steps.send(outcome)
+                request = calls.advance(steps, loop.ask(request, deadline_s).result())
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -284,7 +269,7 @@ class Client:
             if self._closed:
                 raise BadValue(field="client", problem="is closed; make another")
             if self._loop is None:
-                self._loop = Loop(Core(self._addresses, random=SystemRandom(), consumer_id=self._consumer_id))
+                self._loop = Loop(self._options.core())
             return self._loop
 
     def _after_fork(self) -> None:
@@ -294,36 +279,15 @@ class Client:
             loop.drop_sockets()
 
 
-class Lease:
+class Lease(LeaseFacts):
     """Messages held until `deadline_ms`; `id` is the fencing token. Methods without versions mean all still held.
 
     Refused as a whole raises that error, in part `PartlyRefused`; what this object settled before is not asked again.
     """
 
     def __init__(self, client: Client, held: Held) -> None:
-        self._client, self._held = client, held
-
-    def __iter__(self) -> Iterator[Delivered]:
-        return iter(self._held.messages)
-
-    def __len__(self) -> int:
-        return len(self._held.messages)
-
-    @property
-    def id(self) -> int:
-        return self._held.id
-
-    @property
-    def deadline_ms(self) -> int:
-        return self._held.deadline_ms
-
-    @property
-    def replayed(self) -> bool:
-        return self._held.replayed
-
-    @property
-    def messages(self) -> list[Delivered]:
-        return self._held.messages
+        super().__init__(held)
+        self._client = client
 
     def ack(self, versions: Iterable[int] | None = None) -> r.Settled:
         return self._settle("ack", versions, leases.acking(self._held.group))
@@ -350,40 +314,19 @@ class Lease:
         return client._run(leases.settle(client._names, self._held, verb, versions, command))
 
 
-class Transaction:
+class Transaction(Collected):
     """All or nothing, one log entry (X1): sent when the block ends, unless it ends by an exception."""
 
     def __init__(self, client: Client) -> None:
+        super().__init__()
         self._client = client
-        self._inner = leases.Transaction()
-
-    @property
-    def versions(self) -> dict[str, list[int]]:
-        """What was written, by queue; empty until the block has ended."""
-        return self._inner.versions
-
-    def ack(self, lease: Lease, versions: Iterable[int] | None = None) -> None:
-        self._inner.add_settle(lease._held, "ack", versions, leases.acking(lease._held.group))
-
-    def nack(
-        self, lease: Lease, versions: Iterable[int] | None = None, delay_ms: int | None = None,
-        not_before_ms: int | None = None, error: str | None = None, dead: bool = False,
-    ) -> None:  # fmt: skip
-        command = leases.nacking(lease._held.group, delay_ms, not_before_ms, error, dead)
-        self._inner.add_settle(lease._held, "nack", versions, command)
-
-    def produce(
-        self, queue: str, payloads: Payloads, key: str | None = None, headers: Mapping[str, str] | None = None,
-        delay_ms: int | None = None, not_before_ms: int | None = None, ttl_ms: int | None = None,
-    ) -> None:  # fmt: skip
-        self._inner.add_produce(queue, payloads, Message(b"", key, headers, delay_ms, not_before_ms, ttl_ms))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
-            self._client._run(self._inner.commit(self._client._names))
+            self._client._run(self.commit(self._client._names))
 
 
 def _ask_nodes(addresses: Sequence[Address], wait_s: float) -> dict[Address, Heard]:
@@ -394,34 +337,27 @@ def _ask_nodes(addresses: Sequence[Address], wait_s: float) -> dict[Address, Hea
     for address in addresses:
         asking = lambda address=address: told.put((address, _ask_node(address, deadline_s)))  # noqa: E731
         Thread(target=asking, name=f"holdfast-status-{address}", daemon=True).start()
-    try:
+    with suppress(Empty):
         while len(heard) < len(addresses):
             address, what = told.get(timeout=max(deadline_s - time.monotonic(), 0.0))
             heard[address] = what
-    except Empty:
-        late = ConnectFailed("no answer in time", addresses=",".join(addresses))
-        heard |= {address: late for address in addresses if address not in heard}
-    return heard
+    return status.with_the_silent(addresses, heard)
 
 
 def _ask_node(address: Address, deadline_s: float) -> Heard:
-    host, _, port = address.rpartition(":")
     exchange = status.Exchange()
     try:
         left_s = max(deadline_s - time.monotonic(), 0.001)
-        with socket.create_connection((host.strip("[]"), port), timeout=left_s) as sock:
+        with socket.create_connection(host_and_port(address), timeout=left_s) as sock:
             sock.sendall(exchange.opening())
             while data := sock.recv(65_536):
                 heard = exchange.feed(data)
                 if heard is not None:
                     return heard
                 sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
-        problem = "closed the connection without an answer"
-    except TimeoutError:
-        problem = "no answer in time"
+        return status.hung_up(address)
     except (OSError, UnicodeError, OverflowError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-    return ConnectFailed(problem, addresses=address)
+        return status.unreachable(address, error)
 
 
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()

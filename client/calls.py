@@ -8,15 +8,16 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
+from holdfast.client.events import Outcome
 from holdfast.client.message import Delivered, Message, pack, unpack
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.commands import Command
-from holdfast.client.protocol.errors import BadValue, QueueNotFound, QueueRecreated, TooLate
+from holdfast.client.protocol.errors import BadValue, HoldfastError, QueueNotFound, QueueRecreated, TooLate
 from holdfast.client.protocol.limits import VERSION_RANGES
 from holdfast.client.protocol.queries import LeaderQuery
-from holdfast.client.protocol.replies import Answer
+from holdfast.client.protocol.replies import Answer, Failed
 from holdfast.client.protocol.values import Backoff, GroupSettings, QueueId, QueueSettings
 
 T = TypeVar("T")
@@ -126,6 +127,15 @@ class Names:
         except (QueueNotFound, QueueRecreated):
             self.forget(name)
             raise
+
+
+def advance(steps: Steps[Any], outcome: Outcome) -> Command | LeaderQuery:
+    """Give the steps what came of their last request; gives the next one. Ends with StopIteration, as they do."""
+    if isinstance(outcome, HoldfastError):
+        return steps.throw(outcome)
+    if isinstance(outcome.reply, Failed):
+        return steps.throw(outcome.reply.error)
+    return steps.send(outcome)
 
 
 def expect(kind: type[T], answer: Answer) -> T:

@@ -93,3 +93,9 @@ Action = Connect | Write | Close | Finish | WakeAt
 def parse_addresses(addresses: str) -> list[Address]:
     """The parts of `HOST:PORT[,HOST:PORT…]`, without blanks and empty parts."""
     return [part.strip() for part in addresses.split(",") if part.strip()]
+
+
+def host_and_port(address: Address) -> tuple[str, str]:
+    """What a socket is given. An address that is none fails there."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port

@@ -4,11 +4,11 @@ A lease knows what it settled itself, and answers the same again with success (S
 settled: since only its own session can, `AlreadySettled` then says that it was this lease.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 from holdfast.client.calls import Names, Steps, expect
-from holdfast.client.message import Delivered, Message, pack, unpack
+from holdfast.client.message import Delivered, unpack
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.errors import (
@@ -17,9 +17,8 @@ from holdfast.client.protocol.errors import (
     HoldfastError,
     Indeterminate,
     Refused,
-    TransactionRefused,
 )
-from holdfast.client.protocol.limits import ERROR_TEXT_BYTES, SETTLE_RANGES
+from holdfast.client.protocol.limits import ERROR_TEXT_BYTES, LEASE_MESSAGES, SETTLE_RANGES
 from holdfast.client.protocol.values import LeaseId, QueueId
 
 Verb = Literal["ack", "nack", "release"]
@@ -76,12 +75,50 @@ class Held:
         self.versions = dict.fromkeys(v for first, last in reply.held for v in range(first, last + 1))
 
 
-def lease(names: Names, queue: str, group: str, auto_ack: bool, options: dict[str, int | None]) -> Steps[Held]:
-    chosen = {name: value for name, value in options.items() if value is not None}
+class LeaseFacts:
+    """What both shells' `Lease` tells without asking anybody."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def __iter__(self) -> Iterator[Delivered]:
+        return iter(self._held.messages)
+
+    def __len__(self) -> int:
+        return len(self._held.messages)
+
+    @property
+    def held(self) -> Held:
+        return self._held
+
+    @property
+    def id(self) -> int:
+        return self._held.id
+
+    @property
+    def deadline_ms(self) -> int:
+        return self._held.deadline_ms
+
+    @property
+    def replayed(self) -> bool:
+        return self._held.replayed
+
+    @property
+    def messages(self) -> list[Delivered]:
+        return self._held.messages
+
+
+def lease(
+    names: Names, queue: str, group: str, max_messages: int, max_bytes: int | None, wait_ms: int,
+    visibility_timeout_ms: int | None, auto_ack: bool,
+) -> Steps[Held]:  # fmt: skip
+    chosen: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
+    chosen |= {"max_messages": min(max_messages, LEASE_MESSAGES), "wait_ms": wait_ms}
+    chosen |= {"visibility_timeout_ms": visibility_timeout_ms, "auto_ack": auto_ack}
     queue_id = yield from names.resolve(queue)
     answer = yield from names.asking(
         queue,
-        lambda i: c.Lease(queue_id=i, group=group, auto_ack=auto_ack, **chosen),
+        lambda i: c.Lease(queue_id=i, group=group, **chosen),
     )
     return Held(queue, group, queue_id, expect(r.Leased, answer), auto_ack=auto_ack)
 
@@ -154,61 +191,6 @@ def nacking(
 
 def releasing(group: str) -> Callable[[QueueId, tuple[c.SettleRange, ...]], c.Release]:
     return lambda queue_id, ranges: c.Release(queue_id=queue_id, group=group, ranges=ranges)
-
-
-# Together ----------------------------------------------------------------------------------------------
-
-
-class Transaction:
-    """Collects; `commit` sends all in one entry, or nothing (X1). `versions` by queue are there afterwards."""
-
-    def __init__(self) -> None:
-        self.versions: dict[str, list[int]] = {}
-        self._items: list[tuple[str, Callable[[QueueId], c.AckBatch | c.Nack | c.Produce]]] = []
-        self._settles: list[tuple[Held, Verb, list[int]]] = []
-
-    def add_settle(
-        self,
-        held: Held,
-        verb: Verb,
-        versions: Iterable[int] | None,
-        command: Callable[[QueueId, tuple[c.SettleRange, ...]], c.AckBatch | c.Nack],
-    ) -> None:
-        wanted = held.wanted(verb, versions)
-        if wanted:
-            ranges = tuple((held.id, first, last) for first, last in ranges_of(wanted))
-            self._items.append((held.queue, lambda queue_id: command(queue_id, ranges)))
-            self._settles.append((held, verb, wanted))
-
-    def add_produce(self, queue: str, payloads: bytes | Message | Iterable[bytes | Message], shared: Message) -> None:
-        columns, body = pack(payloads, shared)
-        if columns.ends:
-            build = lambda queue_id: c.Produce(queue_id=queue_id, columns=columns, body=body)  # noqa: E731
-            self._items.append((queue, build))
-
-    def commit(self, names: Names) -> Steps[None]:
-        """Raises TransactionRefused with the first item that cannot be done; then nothing is."""
-        if not self._items:
-            return
-        items = []
-        for queue, build in self._items:
-            queue_id = yield from names.resolve(queue)
-            items.append(build(queue_id))
-        try:
-            answer = yield c.Transaction(items=tuple(items))
-        except TransactionRefused:
-            for queue, _ in self._items:
-                names.forget(queue)
-            raise
-        except Indeterminate:
-            for held, verb, versions in self._settles:
-                held.perhaps_settled(verb, versions)
-            raise
-        for held, verb, versions in self._settles:
-            held.settled(verb, versions)
-        by_id = {item.queue_id: queue for item, (queue, _) in zip(items, self._items, strict=True)}
-        for written, first, last in expect(r.Committed, answer).versions:
-            self.versions.setdefault(by_id[QueueId(written)], []).extend(range(first, last + 1))
 
 
 # Ranges ------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from holdfast.client.events import (
     WakeAt,
     Woken,
     Write,
+    host_and_port,
 )
 from holdfast.client.protocol.commands import Command
 from holdfast.client.protocol.errors import ConnectFailed
@@ -195,10 +196,10 @@ class Loop:
 
     def _connect(self, address: Address) -> None:
         """Names are looked up here; of several results each try takes the next."""
-        host, _, port = address.rpartition(":")
+        host, port = host_and_port(address)
         tries = self._tries[address] = self._tries.get(address, -1) + 1
         try:
-            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             family, kind, protocol, _, where = found[tries % len(found)]
             sock = socket.socket(family, kind, protocol)
         except (OSError, UnicodeError, OverflowError):

@@ -111,6 +111,22 @@ class Exchange:
         return None
 
 
+def unreachable(address: Address, error: Exception) -> ConnectFailed:
+    """What came of asking a node, where the system said no."""
+    problem = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
+    return ConnectFailed(problem or str(error), addresses=address)
+
+
+def hung_up(address: Address) -> ConnectFailed:
+    return ConnectFailed("closed the connection without an answer", addresses=address)
+
+
+def with_the_silent(addresses: Sequence[Address], heard: Mapping[Address, Heard]) -> dict[Address, Heard]:
+    """What was heard in time, and that of the others nothing was."""
+    late = {address: ConnectFailed("no answer in time", addresses=address) for address in addresses}
+    return {**late, **heard}
+
+
 def _members_addresses(heard: Iterable[Heard]) -> Iterable[Address]:
     for told in heard:
         if isinstance(told, NodeDescribed):

@@ -149,6 +149,12 @@ class ScriptedServer:
     def fail(self, kind: type, *fates: Fate | HoldfastError) -> None:
         self.faults += [Fault(kind, fate) for fate in fates]
 
+    def await_applied(self, kind: type[Command], within_s: float = 20.0) -> None:
+        """Until a request of this kind has reached the state."""
+        with self.brain.changed:
+            reached = lambda: any(isinstance(request.command, kind) for request in self.brain.applied)  # noqa: E731
+            assert self.brain.changed.wait_for(reached, within_s), f"no {kind.__name__} came"
+
     def start(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._port = self._listener.getsockname()[1]

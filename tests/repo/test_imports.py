@@ -55,7 +55,7 @@ HOMES = {
     "msgpack": ("client/protocol/codec.py",),
     "lmdb": ("storage/lmdb_store.py",),
     "pysyncobj": ("cluster/raft.py",),
-    "anyio": ("client/aio.py",),
+    "anyio": ("client/aio.py", "client/streams.py"),
     "pyspark": ("client/spark/",),
     "trio": ("cluster/", "jepsen-like/"),
 }

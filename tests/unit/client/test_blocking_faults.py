@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.client.blocking import Client
-from holdfast.client.protocol.commands import AckBatch, Command, CreateQueue, Lease, OpenSession, Produce, Transaction
+from holdfast.client.protocol.commands import AckBatch, CreateQueue, Lease, OpenSession, Produce, Transaction
 from holdfast.client.protocol.errors import (
     BadValue,
     ConnectFailed,
@@ -252,15 +252,10 @@ def test_a_closed_client_refuses_and_frees_who_waits(server: ScriptedServer) -> 
     with ThreadPoolExecutor(1) as pool:
         server.fail(Produce, "silent_after")
         waiting = pool.submit(client.produce, "q", [b"1"])
-        with server.brain.changed:
-            assert server.brain.changed.wait_for(lambda: reached(server, Produce), 10)
+        server.await_applied(Produce)
         client.close()
         with pytest.raises(Indeterminate):
             waiting.result(10)
     client.close()
     with pytest.raises(BadValue, match="closed"):
         client.queues()
-
-
-def reached(server: ScriptedServer, kind: type[Command]) -> bool:
-    return any(isinstance(request.command, kind) for request in server.brain.applied)
