@@ -66,7 +66,7 @@ class Client:
         self._closed = True
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.stop()
+            await loop.stop()
 
     # Queues and groups ----------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Client:
         try:
             request = next(steps)
             while True:
-                request = calls.advance(steps, await loop.ask(request, deadline_s))
+                request = calls.advance(steps, await loop.outcome_of(loop.ask(request, deadline_s)))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 

@@ -257,7 +257,7 @@ class Client:
         try:
             request = next(steps)
             while True:
-                request = calls.advance(steps, loop.ask(request, deadline_s).result())
+                request = calls.advance(steps, loop.outcome_of(loop.ask(request, deadline_s)))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 

@@ -27,7 +27,7 @@ from holdfast.client.events import (
 from holdfast.client.flight import Numbering, Pending, envelope_of, gave_up
 from holdfast.client.nodes import Link, Nodes, backoff_s
 from holdfast.client.protocol import codec
-from holdfast.client.protocol.commands import Command, OpenSession
+from holdfast.client.protocol.commands import Command, Lease, OpenSession
 from holdfast.client.protocol.errors import (
     BadFrame,
     HoldfastError,
@@ -37,10 +37,12 @@ from holdfast.client.protocol.errors import (
     OutcomeUnknown,
     Overloaded,
     ProtocolViolated,
+    RequestConflict,
     RequestSuperseded,
     SessionExpired,
     SessionWindowFull,
     Unavailable,
+    Withdrawn,
 )
 from holdfast.client.protocol.messages import (
     Answered,
@@ -50,11 +52,13 @@ from holdfast.client.protocol.messages import (
     Pong,
     Request,
     Welcome,
+    Withdraw,
 )
 from holdfast.client.protocol.queries import LeaderQuery
 from holdfast.client.protocol.replies import Answer, Failed
 from holdfast.client.protocol.values import SessionId
 from holdfast.client.search import Search
+from holdfast.client.unwanted import LINGER_S, UNDO_S, placeholder, undoing
 
 
 class Core:
@@ -73,6 +77,8 @@ class Core:
         self._search = Search(self._nodes, self._calls)
         self._wake_at_s = math.inf
         self._next_call = 1
+        self._closing_by_s = math.inf
+        self.closed = False  # after `close`: all is over, and nothing more is asked
 
     @property
     def session(self) -> SessionId:
@@ -104,18 +110,32 @@ class Core:
                 assert_never(unknown)
         return self._conclude(now_s)
 
+    def abandon(self, call: CallId, what: Command | LeaderQuery, outcome: Outcome | None, now_s: float) -> list[Action]:
+        """Who waited for this call has gone. `outcome`: what it was finished with meanwhile, unheard."""
+        if self.closed:
+            return []
+        pending = self._calls.get(call)
+        if pending is not None and not pending.silent:
+            self._leave(pending, now_s)
+            self._one_caller_less()
+        elif outcome is not None:
+            self._undo(what, outcome, now_s)
+        return self._conclude(now_s)
+
     def close(self, now_s: float) -> list[Action]:
-        """End all connections and every call, each with what is known of it now."""
+        """End every call with what is known of it now, then all connections: at once, or when no lease is left."""
+        self._closing_by_s = now_s + LINGER_S
         for pending in list(self._calls.values()):
-            self._give_up(pending)
-        for address in list(self._nodes.links):
-            self._nodes.lose(address, now_s, close=True)
+            if not pending.silent:
+                self._give_up(pending, now_s)
         return self._conclude(now_s)
 
     # What is due, what can be sent, when to come back ---------------------------------------------------
 
     def _conclude(self, now_s: float) -> list[Action]:
         self._run_timers(now_s)
+        if self._closing_by_s < math.inf:
+            self._close_when_over(now_s)
         self._send_waiting(now_s)
         wake_at_s = self._next_wake_s(now_s)
         if wake_at_s != self._wake_at_s:
@@ -130,7 +150,7 @@ class Core:
             if pending is None:
                 continue
             if pending.deadline_s <= now_s:
-                self._give_up(pending)
+                self._give_up(pending, now_s)
             elif pending.retry_at_s and pending.retry_at_s <= now_s:
                 self._enqueue(pending)
         for address in self._nodes.overdue(now_s):
@@ -140,9 +160,19 @@ class Core:
 
     def _next_wake_s(self, now_s: float) -> float:
         wake_s = self._search.at_s if self._calls else math.inf
+        if not self.closed:
+            wake_s = min(wake_s, self._closing_by_s)
         if self._timers:
             wake_s = min(wake_s, self._timers[0][0])
         return min(wake_s, self._nodes.next_wake_s(now_s, waiting=bool(self._numbered or self._plain)))
+
+    def _close_when_over(self, now_s: float) -> None:
+        if now_s < self._closing_by_s and any(pending.undoes_a_lease for pending in self._calls.values()):
+            return
+        self._calls.clear()
+        for address in list(self._nodes.links):
+            self._nodes.lose(address, now_s, close=True)
+        self.closed = True
 
     def _send_waiting(self, now_s: float) -> None:
         """Everything that may go now goes to the believed leader, in the order in which it was called."""
@@ -151,7 +181,7 @@ class Core:
         if self._numbered and self._numbering.opened == "no":
             self._numbering.opened = "asked"
             opening = self._add(OpenSession(consumer_id=self._consumer_id), now_s, math.inf)
-            opening.numbering = self._numbering
+            opening.numbering, opening.silent = self._numbering, True
         if not self._numbered and not self._plain:
             return
         target = self._nodes.target
@@ -191,7 +221,10 @@ class Core:
 
     def _enqueue(self, pending: Pending) -> None:
         pending.retry_at_s = 0.0
-        if not pending.queued:
+        if pending.is_left:
+            if not pending.at:
+                self._finish(pending, NoLeader())
+        elif not pending.queued:
             pending.queued = True
             heappush(self._numbered if pending.needs_number else self._plain, pending.call)
 
@@ -200,7 +233,7 @@ class Core:
             self._enqueue(pending)
 
     def _send(self, pending: Pending, address: Address, link: Link, now_s: float) -> None:
-        if address in pending.at:
+        if address in pending.at or pending.is_left:
             return  # the answer to an earlier attempt may still come from there
         if pending.needs_number and pending.numbering is None:
             pending.numbering, pending.seq = self._numbering, self._numbering.take()
@@ -242,30 +275,59 @@ class Core:
         for address, request_id in pending.at.items():
             if address in self._nodes.links:
                 self._nodes.links[address].sent.pop(request_id, None)
-        if pending.is_opening:
-            return
         if pending.numbering is not None:
             pending.numbering.release(pending.seq)
-        self._callers -= 1
-        self._nodes.actions.append(Finish(pending.call, outcome))
-        if not self._callers:
-            self._rest()
+        if not pending.silent:
+            self._tell(pending, outcome)
 
-    def _rest(self) -> None:
-        """Nobody waits: a session that is not open yet is opened when somebody needs it."""
-        for opening in list(self._calls.values()):
+    def _tell(self, pending: Pending, outcome: Outcome) -> None:
+        self._nodes.actions.append(Finish(pending.call, outcome))
+        self._one_caller_less()
+
+    def _one_caller_less(self) -> None:
+        """Where nobody waits any more, a session that is not open yet is opened when somebody needs it."""
+        self._callers -= 1
+        if self._callers:
+            return
+        for opening in [pending for pending in self._calls.values() if pending.is_opening]:
             self._finish(opening, NoLeader())
             if opening.numbering is not None:
                 opening.numbering.opened = "no"
 
-    def _give_up(self, pending: Pending) -> None:
-        if pending.call not in self._calls:
-            return
+    def _give_up(self, pending: Pending, now_s: float) -> None:
         nodes = self._nodes
         link = nodes.links.get(nodes.target)
         # Where all is open, only a full window can have kept a call from being sent.
         all_open = link is not None and link.ready and self._numbering.opened == "yes"
-        self._finish(pending, gave_up(pending, nodes.peers, connected=nodes.connected, window_full=all_open))
+        outcome = gave_up(pending, nodes.peers, connected=nodes.connected, window_full=all_open)
+        if isinstance(pending.what, Lease) and not pending.silent and pending.may_have_happened:
+            self._tell(pending, outcome)
+            self._leave(pending, now_s)
+        else:
+            self._finish(pending, outcome)
+
+    def _leave(self, pending: Pending, now_s: float) -> None:
+        """Nobody waits for it any more; `unwanted.py` tells what then is so, step by step."""
+        pending.silent = pending.unwanted = True
+        if not pending.may_have_happened:
+            self._finish(pending, NoLeader())
+            return
+        pending.deadline_s = now_s + UNDO_S
+        heappush(self._timers, (pending.deadline_s, pending.call))
+        if isinstance(pending.what, Lease):
+            for address, request_id in pending.at.items():
+                self._nodes.write(address, Withdraw(request_id))
+            if not pending.what.auto_ack:
+                pending.lease, pending.what = pending.what, placeholder(pending.what)
+        if not pending.at and not pending.retry_at_s:
+            self._enqueue(pending)
+
+    def _undo(self, what: Command | LeaderQuery | None, outcome: Outcome, now_s: float) -> None:
+        release = undoing(what, outcome)
+        if release is not None:
+            own = self._add(release, now_s, now_s + UNDO_S)
+            own.silent = True
+            heappush(self._timers, (own.deadline_s, own.call))
 
     def _fresh_session(self) -> Numbering:
         return Numbering(SessionId(self._random.randbytes(16)))
@@ -322,6 +384,16 @@ class Core:
         error = answer.reply.error if isinstance(answer.reply, Failed) else None
         if pending.is_opening:
             self._session_opened(pending, answer, error, now_s)
+        elif isinstance(error, SessionWindowFull):
+            pending.refusal = error
+            pending.open -= 1
+            self._set_back(pending, now_s)
+        elif isinstance(error, RequestConflict) and pending.is_placeholder and pending.lease is not None:
+            pending.what = pending.lease
+            self._enqueue(pending)
+        elif pending.unwanted:
+            self._finish(pending, answer)
+            self._undo(pending.lease, answer, now_s)
         elif isinstance(error, SessionExpired | RequestSuperseded) and pending.open > 1:
             problem = f"a retry was answered with {type(error).__name__}"
             self._finish(pending, OutcomeUnknown(problem=problem))
@@ -335,10 +407,6 @@ class Core:
             pending.refusal = error
             pending.forget_identity()
             self._set_back(pending, now_s, error.retry_after_ms / 1000)
-        elif isinstance(error, SessionWindowFull):
-            pending.refusal = error
-            pending.open -= 1
-            self._set_back(pending, now_s)
         else:
             self._finish(pending, answer)
 
@@ -360,6 +428,8 @@ class Core:
         if error.happened == "no":
             pending.open -= 1
         match error:
+            case _ if pending.unwanted and not pending.may_have_happened:
+                self._finish(pending, error)
             case NotLeader(leader=leader):
                 pending.refusal = error
                 pending.setbacks += 1
@@ -371,6 +441,8 @@ class Core:
             case Overloaded(retry_after_ms=retry_after_ms):
                 pending.refusal = error
                 self._set_back(pending, now_s, retry_after_ms / 1000)
+            case Withdrawn():
+                self._enqueue(pending)  # an earlier attempt may have happened
             case Unavailable():
                 pending.refusal = error
                 self._nodes.does_not_lead(address, None, now_s)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from holdfast.client.events import Address, CallId
 from holdfast.client.nodes import Peer
-from holdfast.client.protocol.commands import Command, Lease, OpenSession, Produce, Stage, TimeStep, Touch
+from holdfast.client.protocol.commands import Command, Lease, OpenSession, Produce, Release, Stage, TimeStep, Touch
 from holdfast.client.protocol.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -75,6 +75,9 @@ class Pending:
     setbacks: int = 0  # how often it was sent back, for its backoff
     retry_at_s: float = 0.0
     refusal: HoldfastError | None = None  # what a node said last
+    silent: bool = False  # nobody waits for it: the core asked it itself, or its caller has gone
+    unwanted: bool = False  # its caller has gone
+    lease: Lease | None = None  # an unwanted one, while `what` is but its placeholder
 
     @property
     def is_opening(self) -> bool:
@@ -95,6 +98,20 @@ class Pending:
     @property
     def may_have_happened(self) -> bool:
         return self.open > 0 and isinstance(self.what, _COMMANDS)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is not sent again: its caller has gone, and there is nothing to undo."""
+        return self.unwanted and self.lease is None
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether an unwanted lease is kept from happening, or found out to have happened."""
+        return self.lease is not None and self.what is not self.lease
+
+    @property
+    def undoes_a_lease(self) -> bool:
+        return self.silent and (self.lease is not None or isinstance(self.what, Release))
 
     def forget_identity(self) -> None:
         """The fold said that nothing was done under it: the next attempt is a first one."""

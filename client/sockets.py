@@ -40,7 +40,15 @@ from holdfast.client.protocol.queries import LeaderQuery
 RECEIVE_BYTES = 262_144  # a lease reply of a thousand small messages in one piece
 BUFFERS_MAX = 64  # one sendmsg; far below IOV_MAX everywhere
 
-Asked = tuple[Command | LeaderQuery, float, "Future[Outcome]"]
+
+class Asked(Future[Outcome]):
+    """One call, and who waits for it."""
+
+    def __init__(self, what: Command | LeaderQuery, deadline_s: float) -> None:
+        super().__init__()
+        self.what, self.deadline_s = what, deadline_s
+        self.call: CallId | None = None
+        self.is_wanted = True
 
 
 class _Connection:
@@ -52,7 +60,7 @@ class _Connection:
 
 
 class Loop:
-    """Started when made. `ask` and `stop` are for any thread; after a fork only `drop_sockets` is."""
+    """Started when made. `ask`, `outcome_of` and `stop` are for any thread; after a fork only `drop_sockets` is."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -62,7 +70,7 @@ class Loop:
         self._wake_at_s = float("inf")
         self._todo: deque[Action] = deque()
         self._performing = False
-        self._callers: dict[CallId, Future[Outcome]] = {}
+        self._callers: dict[CallId, Asked] = {}
         self._connections: dict[Address, _Connection] = {}
         self._tries: dict[Address, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -73,14 +81,20 @@ class Loop:
         self._thread = Thread(target=self._run, name="holdfast-client", daemon=True)
         self._thread.start()
 
-    def ask(self, what: Command | LeaderQuery, deadline_s: float) -> "Future[Outcome]":
-        """The future of a call's outcome: an Answer, or the error that says why there is none."""
-        future: Future[Outcome] = Future()
-        self._inbox.append((what, deadline_s, future))
-        self._ring()
-        if self._broken is not None:
-            self._refuse_inbox(self._broken)
-        return future
+    def ask(self, what: Command | LeaderQuery, deadline_s: float) -> Asked:
+        """Begin a call; those of one thread go out in the order in which they are begun."""
+        asked = Asked(what, deadline_s)
+        self._hand_in(asked)
+        return asked
+
+    def outcome_of(self, asked: Asked) -> Outcome:
+        """An Answer, or the error that says why there is none. Who is interrupted meanwhile leaves nothing behind."""
+        try:
+            return asked.result()
+        except BaseException:
+            asked.is_wanted = False
+            self._hand_in(asked)
+            raise
 
     def stop(self) -> None:
         """End all calls with what is known of them, close the sockets, and wait for the thread."""
@@ -99,16 +113,24 @@ class Loop:
         self._bell.close()
         self._ringer.close()
 
+    def _hand_in(self, asked: Asked) -> None:
+        self._inbox.append(asked)
+        self._ring()
+        if self._broken is not None:
+            self._refuse_inbox(self._broken)
+
     def _ring(self) -> None:
         with suppress(OSError):  # rung already, or over
             self._ringer.send(b"!")
 
     def _run(self) -> None:
-        error: BaseException = ConnectFailed("the client was closed", addresses="")
+        error: BaseException = _closed()
         try:
             while not self._stopping:
                 self._turn()
             self._perform(self._core.close(time.monotonic()))
+            while not self._core.closed:
+                self._turn()
         except BaseException as problem:  # a bug of ours must not leave callers waiting for ever
             error = problem
         finally:
@@ -131,13 +153,24 @@ class Loop:
                 self._bell.recv(4096)
             elif self._connections.get(connection.address) is connection:
                 self._serve(connection, events)
-        while self._inbox and not self._stopping:
-            what, deadline_s, future = self._inbox.popleft()
-            call, actions = self._core.call(what, time.monotonic(), deadline_s=deadline_s)
-            self._callers[call] = future
-            self._perform(actions)
+        while self._inbox:
+            self._take_in(self._inbox.popleft())
         if time.monotonic() >= self._wake_at_s:
             self._tell(Woken())
+
+    def _take_in(self, asked: Asked) -> None:
+        if asked.call is not None:  # its caller has gone
+            self._callers.pop(asked.call, None)
+            outcome = asked.result() if asked.done() and asked.exception() is None else None
+            self._perform(self._core.abandon(asked.call, asked.what, outcome, time.monotonic()))
+        elif not asked.is_wanted:
+            pass  # gone before it was begun
+        elif self._stopping:
+            asked.set_exception(_closed())
+        else:
+            asked.call, actions = self._core.call(asked.what, time.monotonic(), deadline_s=asked.deadline_s)
+            self._callers[asked.call] = asked
+            self._perform(actions)
 
     def _tell(self, event: Event) -> None:
         self._perform(self._core.handle(event, time.monotonic()))
@@ -247,8 +280,8 @@ class Loop:
         connection.sock.close()
 
     def _fail_all(self, error: BaseException) -> None:
-        for future in self._callers.values():
-            future.set_exception(error)
+        for asked in self._callers.values():
+            asked.set_exception(error)
         self._callers.clear()
         self._refuse_inbox(error)
 
@@ -256,4 +289,10 @@ class Loop:
         """What was never begun; for the thread at its end, and for who asks after that."""
         with suppress(IndexError):
             while True:
-                self._inbox.popleft()[2].set_exception(error)
+                asked = self._inbox.popleft()
+                if not asked.done():
+                    asked.set_exception(error)
+
+
+def _closed() -> ConnectFailed:
+    return ConnectFailed("the client was closed", addresses="")

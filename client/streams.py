@@ -31,7 +31,7 @@ from holdfast.client.events import (
     host_and_port,
 )
 from holdfast.client.protocol.commands import Command
-from holdfast.client.protocol.errors import ConnectFailed
+from holdfast.client.protocol.errors import ConnectFailed, StateBroken
 from holdfast.client.protocol.frames import Buffer
 from holdfast.client.protocol.queries import LeaderQuery
 from holdfast.client.status import Heard
@@ -51,13 +51,14 @@ class _Connection:
         self.work = anyio.Event()  # there is something to send
 
 
-class _Caller:
-    """Who waits for one call."""
+class Asked:
+    """One call, and who waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: Command | LeaderQuery) -> None:
+        self.what = what
+        self.call: CallId | None = None
         self.told = anyio.Event()
         self.outcome: Outcome | None = None
-        self.failure: Exception | None = None
 
 
 class Loop:
@@ -66,48 +67,64 @@ class Loop:
     def __init__(self, core: Core, group: TaskGroup) -> None:
         self._core = core
         self._group = group
-        self._stopping = False
-        self._broken: Exception | None = None
+        self._broken: Exception | None = None  # why nothing more can be asked
+        self._failed = False
         self._wake_at_s = float("inf")
         self._sleeps_until_s = float("inf")
         self._changed = anyio.Event()  # the clock is to look again
+        self._ended = anyio.Event()
         self._todo: deque[Action] = deque()
         self._performing = False
-        self._callers: dict[CallId, _Caller] = {}
+        self._callers: dict[CallId, Asked] = {}
         self._connections: dict[Address, _Connection] = {}
         group.start_soon(self._run)
 
-    async def ask(self, what: Command | LeaderQuery, deadline_s: float) -> Outcome:
-        """A call's outcome: an Answer, or the error that says why there is none."""
+    def ask(self, what: Command | LeaderQuery, deadline_s: float) -> Asked:
+        """Begin a call; calls go out in the order in which they are begun."""
         if self._broken is not None:
             raise self._broken
-        call, actions = self._core.call(what, anyio.current_time(), deadline_s=deadline_s)
-        caller = self._callers[call] = _Caller()
+        asked = Asked(what)
+        asked.call, actions = self._core.call(what, anyio.current_time(), deadline_s=deadline_s)
+        self._callers[asked.call] = asked
         self._perform(actions)
-        await caller.told.wait()
-        if caller.failure is not None:
-            raise caller.failure
-        assert caller.outcome is not None, "told of nothing"
-        return caller.outcome
+        return asked
 
-    def stop(self) -> None:
-        """End all calls with what is known of them, and close the sockets. The tasks end soon."""
-        if not self._stopping:
-            self._stopping = True
+    async def outcome_of(self, asked: Asked) -> Outcome:
+        """An Answer, or the error that says why there is none. Who is cancelled meanwhile leaves nothing behind."""
+        try:
+            await asked.told.wait()
+        except BaseException:
+            self._abandon(asked)
+            raise
+        if asked.outcome is None:
+            raise self._broken or StateBroken(problem="a call was told of nothing")
+        return asked.outcome
+
+    async def stop(self) -> None:
+        """End all calls with what is known of them, close the sockets, and wait for the tasks."""
+        if self._broken is None:
+            self._broken = ConnectFailed("the client was closed", addresses="")
             self._perform(self._core.close(anyio.current_time()))
-            self._broken = self._broken or ConnectFailed("the client was closed", addresses="")
             self._changed.set()
+        with anyio.CancelScope(shield=True):
+            await self._ended.wait()
+
+    def _abandon(self, asked: Asked) -> None:
+        if asked.call is not None and not self._failed:
+            self._callers.pop(asked.call, None)
+            self._perform(self._core.abandon(asked.call, asked.what, asked.outcome, anyio.current_time()))
 
     async def _run(self) -> None:
         """The core's clock."""
         with anyio.CancelScope(shield=True):
-            while not self._stopping:
+            while not self._core.closed and not self._failed:
                 self._sleeps_until_s = self._wake_at_s
                 with anyio.CancelScope(deadline=self._sleeps_until_s):
                     await self._changed.wait()
                 self._changed = anyio.Event()
-                if anyio.current_time() >= self._wake_at_s and not self._stopping:
+                if anyio.current_time() >= self._wake_at_s:
                     self._tell(Woken())
+            self._ended.set()
 
     def _tell(self, event: Event) -> None:
         try:
@@ -124,6 +141,8 @@ class Loop:
         while self._todo:
             self._do(self._todo.popleft())
         self._performing = False
+        if self._core.closed:
+            self._changed.set()
 
     def _do(self, action: Action) -> None:
         match action:
@@ -133,9 +152,9 @@ class Loop:
                     connection.out.extend(buffers)
                     connection.work.set()
             case Finish(call=call, outcome=outcome):
-                caller = self._callers.pop(call)
-                caller.outcome = outcome
-                caller.told.set()
+                asked = self._callers.pop(call)
+                asked.outcome = outcome
+                asked.told.set()
             case Connect(address=address):
                 connection = self._connections[address] = _Connection(address)
                 self._group.start_soon(self._serve, connection)
@@ -199,10 +218,9 @@ class Loop:
 
     def _fail(self, error: Exception) -> None:
         """A bug of ours must not leave callers waiting for ever."""
-        self._broken, self._stopping = error, True
-        for caller in self._callers.values():
-            caller.failure = error
-            caller.told.set()
+        self._broken, self._failed = error, True
+        for asked in self._callers.values():
+            asked.told.set()
         self._callers.clear()
         for address in list(self._connections):
             self._close(address)

@@ -83,6 +83,10 @@ class Batcher:
         """How many wait for an outcome."""
         return len(self._queue) + len(self._places)
 
+    def __contains__(self, token: Token) -> bool:
+        """Whether this one waits for an outcome here."""
+        return token in self._queue or token in self._places
+
     @property
     def queued(self) -> int:
         """Commands that wait for their entry."""
@@ -112,7 +116,7 @@ class Batcher:
         if size_bytes is None:
             envelope = _hashed(envelope)
             size_bytes = len(encode_envelope(envelope))
-        if token in self._queue or token in self._places:
+        if token in self:
             raise StateBroken(problem=f"{token!r} waits already")
         if size_bytes > COMMAND_BYTES:
             raise BatchTooLarge(size=size_bytes, limit=COMMAND_BYTES, limit_name="COMMAND_BYTES")

@@ -23,6 +23,7 @@ from holdfast.client.protocol.messages import (
     Request,
     Unusable,
     Welcome,
+    Withdraw,
     choose_version,
 )
 from holdfast.client.protocol.replies import Answer
@@ -31,7 +32,7 @@ REQUESTS_OPEN = 1_024  # of one connection: four full sessions' worth
 RETRY_AFTER_MS = 50
 UNSENT_BYTES = 33_554_432  # answers that a client does not read: four of the largest
 
-Asked = Request | Inquiry
+Asked = Request | Inquiry | Withdraw
 Sized = tuple[Asked, int]  # with the bytes that it took
 
 
@@ -112,6 +113,8 @@ class Connection:
         match message:
             case Request() | Inquiry():
                 return self._admit(message)
+            case Withdraw(request_id=request_id):
+                return message if request_id in self._open else None
             case Unusable(request_id=request_id, error=error):
                 self._send(Declined(request_id, error))
             case Ping(token=token):
@@ -127,7 +130,7 @@ class Connection:
         self.client = message.client
         self._send(Welcome(version=version, cluster_id=self._greeting.cluster_id, node=self._greeting.node))
 
-    def _admit(self, asked: Asked) -> Asked | None:
+    def _admit(self, asked: Request | Inquiry) -> Asked | None:
         request_id = asked.request_id
         if request_id in self._open or request_id == NO_REQUEST:
             raise BadFrame(problem=f"request id {request_id} is in use")

@@ -17,8 +17,9 @@ from time import time_ns
 
 import trio
 
+from holdfast.client.protocol.commands import Lease
 from holdfast.client.protocol.errors import BodyDamaged, HoldfastError, NotHandedOver, NotLeader, Overloaded
-from holdfast.client.protocol.messages import Request
+from holdfast.client.protocol.messages import Request, Withdraw
 from holdfast.client.protocol.queries import HandOver
 from holdfast.client.protocol.queries import NodeStatus as NodeStatusQuery
 from holdfast.client.protocol.replies import Answer, Done, Failed, MemberDescribed, NodeDescribed, Reply
@@ -298,6 +299,10 @@ class Node:
 
     def ask(self, client: Client, asked: Asked, size_bytes: int) -> None:
         """A request of a client: see `Port`."""
+        if isinstance(asked, Withdraw):
+            self.replica.withdraw(Asking(client, asked.request_id, Lease.__name__))
+            self.wake()
+            return
         asks = asked.command if isinstance(asked, Request) else asked.query
         token = Asking(client, asked.request_id, type(asks).__name__)
         if isinstance(asked, Request):

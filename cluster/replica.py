@@ -22,6 +22,7 @@ from holdfast.client.protocol.errors import (
     NoLeader,
     NotLeader,
     Overloaded,
+    Withdrawn,
 )
 from holdfast.client.protocol.messages import Inquiry, Request
 from holdfast.client.protocol.queries import Query
@@ -243,6 +244,13 @@ class Replica:
             if envelope is not None and known is not None:
                 for queue_id in _queues_of(envelope.command):
                     self._left[queue_id] = self.raft.journal.last
+
+    def withdraw(self, token: Token) -> None:
+        """Nobody waits for this one any more, but its outcome is wanted: a Lease that is parked has not happened."""
+        envelope = self._asked.get(token)
+        if envelope is not None and isinstance(envelope.command, Lease) and token not in self.batcher:
+            self.waiters.cancel(token)
+            self._finish(token, Withdrawn())
 
     def durable(self, lsn: int) -> None:
         """The flush that a turn gave is on disk."""

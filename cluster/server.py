@@ -38,7 +38,7 @@ class Port(Protocol):
     """Who answers. Neither call waits."""
 
     def ask(self, client: "Client", asked: Asked, size_bytes: int) -> None:
-        """A request or an inquiry; `client.finish` in this call or later."""
+        """A request or an inquiry; `client.finish` in this call or later. Or that one of them is withdrawn."""
         ...
 
     def gone(self, client: "Client") -> None:

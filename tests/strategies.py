@@ -16,7 +16,7 @@ from holdfast.client.protocol import errors, limits
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.columns import MessageParts, encode_headers, pack
-from holdfast.client.protocol.messages import Answered, Declined, Hello, Inquiry, Ping, Pong, Request, Welcome
+from holdfast.client.protocol.messages import Answered, Declined, Hello, Inquiry, Ping, Pong, Request, Welcome, Withdraw
 from holdfast.client.protocol.values import (
     GROUP_SETTINGS,
     QUEUE_SETTINGS,
@@ -631,6 +631,7 @@ from_clients = st.one_of(
         min_index=numbers(),
     ),
     st.builds(Ping, token=numbers()),
+    st.builds(Withdraw, request_id=numbers()),
 )
 from_nodes = st.one_of(
     st.builds(Welcome, version=numbers(), cluster_id=words, node=words),

@@ -187,7 +187,7 @@ def decode_from_client(header: Buffer, body: Buffer) -> FromClient | Unusable:
                     stale=stale,
                     min_index=min_index,
                 )
-            case tags.HELLO | tags.PING:
+            case tags.HELLO | tags.PING | tags.WITHDRAW:
                 asked: FromClient = _load(_FRAME_LOADERS, fields, 0, body)
                 return asked
             case _:

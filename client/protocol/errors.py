@@ -429,6 +429,11 @@ class BehindIndex(Unavailable):
     min_index: int
 
 
+class Withdrawn(Unavailable):
+    code = 306
+    text = "the request was withdrawn by its client while it waited"
+
+
 # Indeterminate -----------------------------------------------------------------------------------------
 
 

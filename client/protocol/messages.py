@@ -102,7 +102,17 @@ class Unusable:
     error: Misuse
 
 
-FromClient = Hello | Request | Inquiry | Ping
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Nobody waits for this request any more. A Lease that still waits is declined with Withdrawn, at once.
+
+    Whatever else it is, it is answered as if this had not come: what is in the log happens.
+    """
+
+    request_id: int
+
+
+FromClient = Hello | Request | Inquiry | Ping | Withdraw
 FromNode = Welcome | Answered | Declined | Pong
 
 

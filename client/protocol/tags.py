@@ -380,11 +380,12 @@ ROWS: dict[str, Form] = {
 
 # The first field of a frame's header. A Request, an Inquiry and an Answered go on with a command, a query or
 # a reply, so that the codec writes them by hand; the others are forms like any other.
-HELLO, WELCOME, REQUEST, INQUIRY, ANSWERED, DECLINED, PING, PONG = range(1, 9)
+HELLO, WELCOME, REQUEST, INQUIRY, ANSWERED, DECLINED, PING, PONG, WITHDRAW = range(1, 10)
 FRAMES: dict[int, Form] = {
     HELLO: form(messages.Hello, versions=VERSIONS, client=TEXT),
     WELCOME: form(messages.Welcome, version=NUMBER, cluster_id=TEXT, node=TEXT),
     DECLINED: form(messages.Declined, request_id=NUMBER, error=ERROR),
     PING: form(messages.Ping, token=NUMBER),
     PONG: form(messages.Pong, token=NUMBER),
+    WITHDRAW: form(messages.Withdraw, request_id=NUMBER),
 }

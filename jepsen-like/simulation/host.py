@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from holdfast.client.protocol.errors import HoldfastError
-from holdfast.client.protocol.messages import Request
+from holdfast.client.protocol.messages import Inquiry, Request, Withdraw
 from holdfast.client.protocol.replies import Answer
 from holdfast.cluster import membership, messages
 from holdfast.cluster.connection import Asked, Connection
@@ -68,7 +68,7 @@ class HostedLog:
         self.snapshot = self.state.copied()  # fsynced
         self.replica: Replica
         self.wires: dict[Wire, None] = {}
-        self.asked: dict[Asking, tuple[Asked, float]] = {}  # that have no outcome yet, with when they came
+        self.asked: dict[Asking, tuple[Request | Inquiry, float]] = {}  # that have no outcome yet, with when they came
         self._segments: Segments
         self._flight: Flush | None = None
         self._woken = False
@@ -206,6 +206,10 @@ class HostedLog:
 
     def ask(self, wire: Wire, asked: Asked, size_bytes: int) -> None:
         token = Asking(wire, asked.request_id)
+        if isinstance(asked, Withdraw):
+            self.replica.withdraw(token)
+            self.wake()
+            return
         self.asked[token] = (asked, self.checker.scheduler.now_s)
         if isinstance(asked, Request):
             self.replica.request(token, wire, asked, size_bytes)

@@ -15,11 +15,12 @@ from typing import Literal
 
 from holdfast.client.protocol import codec
 from holdfast.client.protocol.commands import Command, Envelope, Lease, Produce, Stage, Touch, Transaction
-from holdfast.client.protocol.errors import HoldfastError, NotLeader
+from holdfast.client.protocol.errors import HoldfastError, NotLeader, Withdrawn
 from holdfast.client.protocol.frames import FrameReader, write_frame
 from holdfast.client.protocol.messages import (
     Answered,
     Declined,
+    FromClient,
     FromNode,
     Hello,
     Inquiry,
@@ -28,6 +29,7 @@ from holdfast.client.protocol.messages import (
     Request,
     Unusable,
     Welcome,
+    Withdraw,
     choose_version,
 )
 from holdfast.client.protocol.queries import NodeStatus, Query, Stats
@@ -39,7 +41,9 @@ from holdfast.storage.memory_store import MemoryStore
 from holdfast.storage.state import content_hash
 from holdfast.storage.tables import TABLES
 
-Fate = Literal["drop_before", "drop_after", "silent_before", "silent_after"]
+# `late`: what is asked happens, and is answered when its client has withdrawn it.
+Fate = Literal["drop_before", "drop_after", "silent_before", "silent_after", "late"]
+Asked = tuple[socket.socket, int]  # a connection, and the id of a request on it
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Brain:
     def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
         self.applied: list[Request] = []  # in order, retries too
         self.changed = Condition()
+        self.parked = 0  # leases that wait
         self.skipped_ms = 0  # a test lets time pass by adding to it
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._store = MemoryStore(tables=TABLES)
@@ -66,12 +71,21 @@ class Brain:
             self.skipped_ms += milliseconds
             self.changed.notify_all()
 
-    def request(self, request: Request) -> Answer:
-        """Apply a request; a Lease that may wait is applied when there is something, or when its time is over."""
+    def request(self, request: Request, is_over: Callable[[], bool] = lambda: False) -> Answer | None:
+        """Apply a request; a Lease that may wait is applied when there is something, or when its time is over.
+
+        None: while it waited, `is_over` became true.
+        """
         with self.changed:
             command = request.command
             if isinstance(command, Lease) and command.wait_ms:
-                self.changed.wait_for(lambda: self._ready(command), command.wait_ms / 1000)
+                self.parked += 1
+                self.changed.notify_all()
+                self.changed.wait_for(lambda: is_over() or self._ready(command), command.wait_ms / 1000)
+                self.parked -= 1
+                self.changed.notify_all()
+                if is_over():
+                    return None
             self.applied.append(request)
             answer = self._commit(
                 Envelope(
@@ -139,6 +153,8 @@ class ScriptedServer:
         self.connections = 0
         self._port = 0
         self._open: list[socket.socket] = []
+        self._withdrawn: set[Asked] = set()
+        self._ended: set[socket.socket] = set()
         self.start()
         self.leader: str | None = self.address
 
@@ -148,6 +164,11 @@ class ScriptedServer:
 
     def fail(self, kind: type, *fates: Fate | HoldfastError) -> None:
         self.faults += [Fault(kind, fate) for fate in fates]
+
+    def await_parked(self, count: int = 1, within_s: float = 20.0) -> None:
+        """Until so many leases wait."""
+        with self.brain.changed:
+            assert self.brain.changed.wait_for(lambda: self.brain.parked == count, within_s), "they do not wait"
 
     def await_applied(self, kind: type[Command], within_s: float = 20.0) -> None:
         """Until a request of this kind has reached the state."""
@@ -198,9 +219,12 @@ class ScriptedServer:
         except OSError:
             pass
         finally:
+            with self.brain.changed:
+                self._ended.add(connection)
+                self.brain.changed.notify_all()
             connection.close()
 
-    def _take(self, connection: socket.socket, message: Hello | Request | Inquiry | Ping | Unusable) -> None:
+    def _take(self, connection: socket.socket, message: FromClient | Unusable) -> None:
         if isinstance(message, Request | Inquiry):
             self.arrived.append(message)
         if self.frozen:
@@ -213,6 +237,10 @@ class ScriptedServer:
                 _send(connection, Pong(token))
             case Unusable(request_id=request_id, error=error):
                 _send(connection, Declined(request_id, error))
+            case Withdraw(request_id=request_id):
+                with self.brain.changed:
+                    self._withdrawn.add((connection, request_id))
+                    self.brain.changed.notify_all()
             case Request(command=Lease(wait_ms=wait_ms)) if wait_ms:
                 Thread(target=self._decide, args=(connection, message), daemon=True).start()
             case _:
@@ -233,15 +261,22 @@ class ScriptedServer:
         elif self.leader != self.address and not (isinstance(message, Inquiry) and message.stale):
             _send(connection, Declined(message.request_id, NotLeader(leader=self.leader)))
         else:
-            answer = self._answer(message)
+            asked = (connection, message.request_id)
+            is_over = lambda: asked in self._withdrawn or connection in self._ended  # noqa: E731
+            answer = self._answer(message, is_over if fate != "late" else lambda: False)
+            if fate == "late":
+                with self.brain.changed:
+                    assert self.brain.changed.wait_for(is_over, 20.0), "nobody withdrew it"
             if fate == "drop_after":
                 _end(connection)
-            elif fate is None:
+            elif answer is None:
+                _send(connection, Declined(message.request_id, Withdrawn()))
+            elif fate in (None, "late"):
                 _send(connection, Answered(message.request_id, answer))
 
-    def _answer(self, message: Request | Inquiry) -> Answer:
+    def _answer(self, message: Request | Inquiry, is_over: Callable[[], bool]) -> Answer | None:
         if isinstance(message, Request):
-            return self.brain.request(message)
+            return self.brain.request(message, is_over)
         if isinstance(message.query, Query):
             return self.brain.query(message.query)
         assert isinstance(message.query, NodeStatus), "a test says who leads here, nobody else"

@@ -1,7 +1,8 @@
 """Random interleavings against a naive cluster that remembers requests: nothing is done twice, all is finished once.
 
 The cluster is three inboxes and one memory. A leader that has changed still has in its inbox what it was sent; a lost
-connection loses both directions; sessions may be forgotten. Afterwards everything heals, and every call must be over.
+connection loses both directions; sessions may be forgotten; callers leave. Afterwards everything heals, and every call
+must be over, and no lease be held that nobody was told of.
 """
 
 import math
@@ -29,7 +30,7 @@ from holdfast.client.events import (
 )
 from holdfast.client.flight import WINDOW
 from holdfast.client.protocol import codec
-from holdfast.client.protocol.commands import DeleteQueue, OpenSession
+from holdfast.client.protocol.commands import Command, DeleteQueue, Lease, OpenSession, Release
 from holdfast.client.protocol.errors import (
     HoldfastError,
     LeaderChanged,
@@ -38,12 +39,25 @@ from holdfast.client.protocol.errors import (
     RequestConflict,
     RequestSuperseded,
     SessionExpired,
+    Withdrawn,
 )
 from holdfast.client.protocol.frames import FrameReader, write_frame
-from holdfast.client.protocol.messages import Answered, Declined, FromNode, Hello, Inquiry, Ping, Pong, Request, Welcome
-from holdfast.client.protocol.queries import ListQueues
-from holdfast.client.protocol.replies import Answer, Done, Failed, QueuesListed, Reply
-from holdfast.client.protocol.values import Place, QueueId
+from holdfast.client.protocol.messages import (
+    Answered,
+    Declined,
+    FromNode,
+    Hello,
+    Inquiry,
+    Ping,
+    Pong,
+    Request,
+    Welcome,
+    Withdraw,
+)
+from holdfast.client.protocol.queries import LeaderQuery, ListQueues
+from holdfast.client.protocol.replies import Answer, Done, Failed, Grant, Leased, QueuesListed, Reply
+from holdfast.client.protocol.values import LeaseId, Place, QueueId
+from holdfast.client.unwanted import UNDO_S
 
 NODES = ("a", "b", "c")
 TIMEOUT_S = 5.0
@@ -54,9 +68,10 @@ class Memory:
     """What the fold knows: A1, told in a few lines."""
 
     def __init__(self) -> None:
-        self.sessions: dict[bytes, tuple[dict[int, tuple[int, Reply]], list[int]]] = {}
+        self.sessions: dict[bytes, tuple[dict[int, tuple[str, Reply]], list[int]]] = {}
         self.ended: set[bytes] = set()
         self.done: Counter[int] = Counter()
+        self.held: dict[int, int] = {}  # leases that are not released, and which call they were for
         self.put_off = 0  # how many next requests are answered with the fold's own Overloaded
 
     def apply(self, request: Request) -> Reply:
@@ -64,11 +79,10 @@ class Memory:
             if request.session not in self.ended:
                 self.sessions.setdefault(request.session, ({}, [0]))
             return Done()
-        assert isinstance(request.command, DeleteQueue)
         if request.session not in self.sessions:
             return Failed(SessionExpired())
         replies, below = self.sessions[request.session]
-        number, key = request.request_seq, int(request.command.queue_id)
+        number, key = request.request_seq, identity(request.command)
         if number < below[0]:
             return Failed(RequestSuperseded(request_seq=number, done_below=below[0]))
         if number in replies:
@@ -82,13 +96,39 @@ class Memory:
             self.put_off -= 1
             reply = Failed(FULL)
         else:
-            self.done[key] += 1
+            reply = self.do(request.command)
         replies[number] = (key, reply)
         return reply
 
+    def knows(self, request: Request) -> bool:
+        replies, below = self.sessions.get(request.session, ({}, [1 << 60]))
+        return request.request_seq in replies or request.request_seq < below[0]
+
+    def do(self, command: Command) -> Reply:
+        match command:
+            case DeleteQueue(queue_id=key):
+                self.done[key] += 1
+            case Lease(queue_id=key):
+                self.done[key] += 1
+                self.held[len(self.held) + 1] = key
+                return leased(len(self.held))
+            case Release(ranges=((lease_id, _, _),)):
+                self.held[lease_id] = 0
+        return Done()
+
     def forget(self) -> None:
+        """Leases belong to their session: with it they are lost to everybody, until their timeout."""
         self.ended |= self.sessions.keys()
         self.sessions.clear()
+        self.held = dict.fromkeys(self.held, 0)
+
+
+def identity(command: Command) -> str:
+    return repr(command)
+
+
+def leased(lease_id: int) -> Leased:
+    return Leased(lease_id=LeaseId(lease_id), deadline_ms=1, grants=(Grant(1, 1, 1, 1),))
 
 
 class World:
@@ -102,7 +142,11 @@ class World:
         self.readers: dict[str, FrameReader] = {}
         self.inbox: dict[str, deque[object]] = {}
         self.outbox: dict[str, deque[FromNode]] = {}
+        self.parked: dict[str, dict[int, Request]] = {node: {} for node in NODES}
+        self.mute: set[str] = set()  # who has left something unanswered, on this connection
         self.calls: dict[CallId, int] = {}
+        self.asked: dict[CallId, Command | LeaderQuery] = {}
+        self.left: dict[CallId, float] = {}  # whose callers have gone, and when
         self.deadlines: dict[CallId, float] = {}
         self.outcomes: dict[CallId, Outcome] = {}
 
@@ -111,12 +155,20 @@ class World:
     def call(self, number: int) -> None:
         key = len(self.deadlines) + 1
         deadline_s = self.now_s + TIMEOUT_S * (number + 1) / 4
-        what = ListQueues() if number == 3 else DeleteQueue(queue_id=QueueId(key))
-        call, actions = self.core.call(what, self.now_s, deadline_s=deadline_s)
-        self.deadlines[call] = deadline_s
+        kinds = (DeleteQueue(queue_id=QueueId(key)), lease_of(key), lease_of(key), ListQueues())
+        call, actions = self.core.call(kinds[number], self.now_s, deadline_s=deadline_s)
+        self.deadlines[call], self.asked[call] = deadline_s, kinds[number]
         if number != 3:
             self.calls[call] = key
         self.perform(actions)
+
+    def leave(self, number: int) -> None:
+        """Somebody who waits goes; or has gone just when the outcome came, which nobody heard then."""
+        waiting = [call for call in self.deadlines if call not in self.left]
+        for call in waiting[-1 - number % 2 :][:1]:
+            self.left[call] = self.now_s
+            outcome = self.outcomes.get(call)
+            self.perform(self.core.abandon(call, self.asked[call], outcome, self.now_s))
 
     def connect(self, number: int) -> None:
         for address in chosen(self.wanted, number):
@@ -131,15 +183,31 @@ class World:
         """A node takes the next frame out of its inbox."""
         for address in chosen({node for node in self.inbox if self.inbox[node]}, number):
             answer = self.answer(address, self.inbox[address].popleft())
-            if number < 6:
+            if number >= 6:
+                self.mute.add(address)
+            elif answer is not None:
                 self.outbox[address].append(answer)
 
-    def answer(self, address: str, frame: object) -> FromNode:
+    def grant(self, number: int) -> None:
+        """A parked lease gets something; or its node does not lead any more."""
+        for address in chosen({node for node in NODES if self.parked[node]}, number):
+            request_id = min(self.parked[address])
+            request = self.parked[address].pop(request_id)
+            if address == self.leader:
+                answer: FromNode = Answered(request_id, Answer(Place(1, 0, 1), self.memory.apply(request)))
+            else:
+                answer = Declined(request_id, NotLeader(leader=self.leader))
+            self.outbox[address].append(answer)
+
+    def answer(self, address: str, frame: object) -> FromNode | None:
         match frame:
             case Hello():
                 return Welcome(version=1, cluster_id="c", node=address)
             case Ping(token=token):
                 return Pong(token)
+            case Withdraw(request_id=request_id):
+                withdrawn = self.parked[address].pop(request_id, None)
+                return None if withdrawn is None else Declined(request_id, Withdrawn())
             case Request() | Inquiry() if address != self.leader:
                 leads = self.leader if frame.request_id % 2 else None
                 return Declined(frame.request_id, NotLeader(leader=leads))
@@ -148,6 +216,9 @@ class World:
                 return Declined(frame.request_id, LeaderChanged())
             case Request() if frame.request_id % 7 == 0:
                 return Declined(frame.request_id, FULL)
+            case Request(command=Lease()) if frame.request_id % 2 and not self.memory.knows(frame):
+                self.parked[address][frame.request_id] = frame
+                return None
             case Request():
                 return Answered(frame.request_id, Answer(Place(1, 0, 1), self.memory.apply(frame)))
             case Inquiry():
@@ -164,6 +235,15 @@ class World:
         for address in chosen(set(self.readers), number):
             self.end(address)
             self.tell(Disconnected(address))
+
+    def deal(self, number: int) -> None:
+        """All that is on its way comes to its end, but for what is parked."""
+        for each in range(3):
+            self.connect(each)
+        for _ in range(4):
+            for each in range(3):
+                self.work(each)
+                self.deliver(each)
 
     def elect(self, number: int) -> None:
         self.leader = (*NODES, None)[number % 4]
@@ -192,6 +272,8 @@ class World:
     def end(self, address: str) -> None:
         """What the node has read already it still works on; what it would say is lost."""
         del self.readers[address]
+        self.parked[address].clear()
+        self.mute.discard(address)
         self.wanted.discard(address)
         self.outbox[address] = deque()
 
@@ -213,6 +295,7 @@ class World:
                     self.end(address)
                 case Finish(call=call, outcome=outcome):
                     assert call not in self.outcomes, "finished twice"
+                    assert call not in self.left, "told to nobody"
                     assert self.now_s <= self.deadlines[call], "finished after its deadline"
                     self.outcomes[call] = outcome
                 case WakeAt(at_s=at_s):
@@ -221,16 +304,29 @@ class World:
     def heal(self, leader: str) -> None:
         """All nodes up, one leads, everything is delivered: until every call is over."""
         self.leader = leader
+        for address in self.mute & self.readers.keys():
+            self.end(address)
+            self.tell(Disconnected(address))
         for _ in range(4_000):
-            if len(self.outcomes) == len(self.deadlines):
+            if len(self.outcomes.keys() | self.left.keys()) == len(self.deadlines) and not self.core._calls:
                 return
             for number in range(3):
                 self.connect(number)
                 self.work(number)
+                self.grant(number)
                 self.deliver(number)
             if not any(self.inbox.values()) and not any(self.outbox.values()) and not self.wanted:
                 self.pass_to(min(self.wake_at_s, self.now_s + 1.0))
         raise AssertionError("some calls are never over")
+
+    def told_of(self, key: int) -> bool:
+        """Whether somebody has the lease of this call."""
+        call = next(call for call, other in self.calls.items() if other == key)
+        return isinstance(self.outcomes.get(call), Answer) and call not in self.left
+
+
+def lease_of(key: int) -> Lease:
+    return Lease(queue_id=QueueId(key), group="g", max_messages=1, wait_ms=1_000)
 
 
 def chosen(among: set[str], number: int) -> list[str]:
@@ -239,25 +335,34 @@ def chosen(among: set[str], number: int) -> list[str]:
 
 
 OFTEN = ["call", "connect", "work", "deliver", "call", "connect", "work", "deliver", "work", "deliver"]
-SELDOM = ["drop", "elect", "forget", "put_off", "wait"]
+SELDOM = ["drop", "elect", "forget", "put_off", "wait", "leave", "leave", "grant", "deal", "deal"]
 
 
-@settings(max_examples=300)
-@given(st.lists(st.tuples(st.sampled_from(OFTEN + SELDOM), st.integers(0, 7)), min_size=10, max_size=100))
+@settings(max_examples=600)
+@given(st.lists(st.tuples(st.sampled_from(OFTEN + SELDOM), st.integers(0, 7)), min_size=20, max_size=100))
 def test_nothing_is_done_twice_and_every_call_is_over_once(steps: list[tuple[str, int]]) -> None:
     world = World()
     world.call(0)
     world.heal("a")
     for name, number in steps:
         getattr(world, name)(number % 4 if name == "call" else number)
+    healed_s = world.now_s
     world.heal("b")
-    assert world.outcomes.keys() == world.deadlines.keys()
+    assert world.outcomes.keys() | world.left.keys() == world.deadlines.keys()
     for call, key in world.calls.items():
-        outcome, times = world.outcomes[call], world.memory.done[key]
+        outcome, times = world.outcomes.get(call), world.memory.done[key]
         assert times <= 1, "done twice"
-        if isinstance(outcome, Answer):
+        if outcome is None:
+            assert call in world.left
+        elif isinstance(outcome, Answer) and isinstance(world.asked[call], Lease):
+            assert times == 1, "granted, and was not"
+        elif isinstance(outcome, Answer):
             assert outcome.reply == Done()
             assert times == 1, "said to be done, and was not"
         else:
             assert isinstance(outcome, HoldfastError)
             assert times == 0 or outcome.happened == "maybe", "said not to have happened, and had"
+    for key in filter(None, world.memory.held.values()):
+        call = next(call for call, other in world.calls.items() if other == key)
+        if world.left.get(call, world.deadlines[call]) + UNDO_S > healed_s + 1.0:
+            assert world.told_of(key), "a lease is held for nobody"

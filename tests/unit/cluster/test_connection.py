@@ -23,6 +23,7 @@ from holdfast.client.protocol.messages import (
     Pong,
     Request,
     Welcome,
+    Withdraw,
 )
 from holdfast.client.protocol.queries import ListQueues
 from holdfast.client.protocol.replies import Answer, Done, MessageBatch, Messages
@@ -175,3 +176,12 @@ def test_a_broken_stream_is_not_read_any_further() -> None:
     assert connection.feed(wire(request(1))) == []
     refusals = [message for message in said(connection) if isinstance(message, Declined)]
     assert [type(refusal.error) for refusal in refusals] == [BadFrame]
+
+
+def test_a_withdrawal_is_for_a_request_that_is_open() -> None:
+    connection = greeted()
+    connection.feed(wire(request(7)))
+    assert [asked for asked, _ in connection.feed(wire(Withdraw(7)))] == [Withdraw(7)]
+    connection.answer(7, DONE)
+    assert connection.feed(wire(Withdraw(7), Withdraw(8))) == []
+    assert not connection.closing

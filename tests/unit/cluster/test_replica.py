@@ -20,6 +20,7 @@ from holdfast.client.protocol.errors import (
     NoLeader,
     NotLeader,
     Overloaded,
+    Withdrawn,
 )
 from holdfast.client.protocol.messages import Inquiry, Request
 from holdfast.client.protocol.replies import Answer, GroupStats, Leased, Produced, QueueCreated, Settled
@@ -417,6 +418,60 @@ def test_who_waits_is_woken_when_the_lease_of_a_dead_client_ends(one: tuple[Node
     assert "parked" not in node.outcomes
     cluster.run(4.0)
     assert node.reply("parked").grants[0].delivery_count == 2
+
+
+def test_a_withdrawn_lease_is_declined_and_gets_nothing(one: tuple[Nodes, Node]) -> None:
+    cluster, node = one
+    node.ask("parked", lease(5_000))
+    cluster.run(0.05)
+    node.replica.withdraw("parked")
+    cluster.run(0.05)
+    assert isinstance(node.outcomes["parked"], Withdrawn)
+    before = len(node.entries())
+    node.do(produce(1, b"x"), session=2)
+    cluster.run(1.0)
+    assert [len(commands) for commands in node.entries()[before:]] == [1]
+    assert not len(node.replica.waiters)
+
+
+def test_a_lease_that_is_in_the_log_is_answered_also_when_it_is_withdrawn(one: tuple[Nodes, Node]) -> None:
+    cluster, node = one
+    node.do(produce(1, b"x"), session=2)
+    node.disk_hangs = True
+    node.ask("granted", lease(5_000))
+    cluster.run(0.05)
+    node.replica.withdraw("granted")
+    cluster.run(0.05)
+    assert "granted" not in node.outcomes
+    node.disk_hangs = False
+    cluster.run(0.05)
+    assert len(node.reply("granted").grants) == 1
+
+
+def test_only_a_lease_can_be_withdrawn(one: tuple[Nodes, Node]) -> None:
+    cluster, node = one
+    node.ask("command", c.OpenSession(), 3)
+    node.read("read")
+    for token in ("command", "read", "unknown"):
+        node.replica.withdraw(token)
+    cluster.run(0.1)
+    assert all(isinstance(node.outcomes[token], Answer) for token in ("command", "read"))
+    assert "unknown" not in node.outcomes
+
+
+def test_a_lease_that_is_withdrawn_before_its_leader_serves_is_declined() -> None:
+    with new_nodes("a", "b", "c") as cluster:
+        cluster.loses = lambda message: isinstance(message, AppendReply)
+        leading: list[Node] = []
+        while not leading:
+            cluster.run(TICK_S)
+            leading = [node for node in cluster.nodes.values() if node.replica.leads]
+        leading[0].ask("early", lease(5_000))
+        leading[0].replica.withdraw("early")
+        cluster.loses = lambda _: False
+        cluster.run(2.0)
+        assert isinstance(leading[0].outcomes["early"], Withdrawn)
+        assert not len(leading[0].replica.waiters)
 
 
 def test_a_retried_lease_is_answered_beside_the_first(one: tuple[Nodes, Node]) -> None:

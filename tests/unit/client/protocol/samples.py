@@ -10,7 +10,7 @@ from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.columns import MessageParts, pack
 from holdfast.client.protocol.errors import BadFilter, LeaseExpired, NotLeader
-from holdfast.client.protocol.messages import Answered, Declined, Hello, Inquiry, Ping, Pong, Request, Welcome
+from holdfast.client.protocol.messages import Answered, Declined, Hello, Inquiry, Ping, Pong, Request, Welcome, Withdraw
 from holdfast.client.protocol.values import (
     Backoff,
     GroupSettings,
@@ -342,5 +342,6 @@ FRAMES: list[Any] = [
     Declined(10, NotLeader(leader="n2")),
     Declined(11, BadFilter("at position 3: what is this?", position=3)),
     Ping(4_242),
+    Withdraw(4_243),
     Pong(4_242),
 ]

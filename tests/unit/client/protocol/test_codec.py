@@ -81,6 +81,7 @@ def test_every_member_of_a_union_has_one_tag(union: Any, forms: dict[int, tags.F
 
 def test_every_frame_has_a_number() -> None:
     kinds = [tags.HELLO, tags.WELCOME, tags.REQUEST, tags.INQUIRY, tags.ANSWERED, tags.DECLINED, tags.PING, tags.PONG]
+    kinds += [tags.WITHDRAW]
     assert len(set(kinds)) == len(kinds) == len({*get_args(FromClient), *get_args(FromNode)})
 
 
