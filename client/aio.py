@@ -6,6 +6,8 @@ A client lives in the event loop, and in the process, in which its block was ent
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -14,17 +16,19 @@ from anyio.abc import TaskGroup
 
 from holdfast.client import calls, leases, options, status, streams
 from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
+from holdfast.client.consuming import Hand, Wanted, received
 from holdfast.client.events import Address
 from holdfast.client.leases import Held, LeaseFacts
 from holdfast.client.message import Delivered, Message
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
-from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.errors import BadValue, Indeterminate, LeaseExpired, LeaseNotFound, Refused, Unavailable
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.status import ClusterStatus
 from holdfast.client.streams import Loop
 from holdfast.client.transactions import Collected
+from holdfast.client.unwanted import LINGER_S
 
 T = TypeVar("T")
 
@@ -185,6 +189,23 @@ class Client:
     ) -> r.Extended:  # fmt: skip
         return await self._run(leases.extend(self._names, queue, group, lease_id, visibility_timeout_ms, begin))
 
+    def consume(
+        self, queue: str, group: str = "default", max_messages: int = 10, wait_ms: int = 20_000,
+        visibility_timeout_ms: int | None = None, until_empty: bool = False,
+    ) -> "Consumer":  # fmt: skip
+        """Messages one by one: `async with client.consume("q") as messages: async for message in messages: …`"""
+        return Consumer(
+            self,
+            Wanted(
+                queue=queue,
+                group=group,
+                max_messages=max_messages,
+                wait_ms=wait_ms,
+                visibility_timeout_ms=visibility_timeout_ms,
+                until_empty=until_empty,
+            ),
+        )
+
     def transaction(self) -> "Transaction":
         return Transaction(self)
 
@@ -320,6 +341,83 @@ class Lease(LeaseFacts):
     ) -> r.Settled:
         client = self._client
         return await client._run(leases.settle(client._names, self._held, verb, versions, command))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Delivered):
+    """A message in hand, with the lease that it came in."""
+
+    lease: Lease
+
+    async def ack(self) -> r.Settled:
+        return await self.lease.ack([self.version])
+
+    async def nack(
+        self, delay_ms: int | None = None, not_before_ms: int | None = None,
+        error: str | None = None, dead: bool = False,
+    ) -> r.Settled:  # fmt: skip
+        return await self.lease.nack([self.version], delay_ms, not_before_ms, error, dead)
+
+    async def release(self) -> r.Settled:
+        return await self.lease.release([self.version])
+
+
+class Consumer:
+    """One message after the other, each the caller's to settle. Not for two tasks at once.
+
+    `max_messages` are leased at a time. When the block ends, those that were not handed out yet are released, at no
+    attempt. An error of a call comes out of the loop; another loop in the same block goes on.
+    """
+
+    def __init__(self, client: Client, wanted: Wanted) -> None:
+        self._client, self._wanted = client, wanted
+        self._lease: Lease | None = None
+        self._hand: Hand | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        lease, hand, self._lease, self._hand = self._lease, self._hand, None, None
+        rest = hand.rest() if hand is not None else []
+        if lease is not None and rest:
+            # Also where the block was cancelled; what cannot be done soon is left to the end of their lease.
+            with anyio.move_on_after(LINGER_S, shield=True), suppress(Refused, Unavailable, Indeterminate):
+                await lease.release(rest)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        while True:
+            message = await self._next_in_hand()
+            if message is not None:
+                return message
+            wanted = self._wanted
+            lease = await self._client.lease(
+                wanted.queue,
+                group=wanted.group,
+                max_messages=wanted.max_messages,
+                wait_ms=wanted.wait_ms,
+                visibility_timeout_ms=wanted.visibility_timeout_ms,
+            )
+            if not lease and wanted.until_empty:
+                raise StopAsyncIteration
+            self._lease, self._hand = lease, Hand(lease.held, anyio.current_time())
+
+    async def _next_in_hand(self) -> Received | None:
+        lease, hand = self._lease, self._hand
+        if lease is None or hand is None:
+            return None
+        if hand.is_due(anyio.current_time()):
+            try:
+                hand.extended(await lease.extend(), anyio.current_time())
+            except (LeaseExpired, LeaseNotFound):
+                hand.lost()
+        message = hand.take()
+        return received(Received, message, lease) if message is not None else None
 
 
 class Transaction(Collected):

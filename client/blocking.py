@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from types import TracebackType
@@ -17,13 +18,14 @@ from typing import Any, Literal, Self, TypeVar
 
 from holdfast.client import calls, leases, options, status
 from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
+from holdfast.client.consuming import Hand, Wanted, received
 from holdfast.client.events import Address, host_and_port
 from holdfast.client.leases import Held, LeaseFacts
 from holdfast.client.message import Delivered, Message
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
-from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.errors import BadValue, Indeterminate, LeaseExpired, LeaseNotFound, Refused, Unavailable
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.sockets import Loop
 from holdfast.client.status import ClusterStatus, Heard
@@ -178,6 +180,23 @@ class Client:
     ) -> r.Extended:  # fmt: skip
         return self._run(leases.extend(self._names, queue, group, lease_id, visibility_timeout_ms, begin))
 
+    def consume(
+        self, queue: str, group: str = "default", max_messages: int = 10, wait_ms: int = 20_000,
+        visibility_timeout_ms: int | None = None, until_empty: bool = False,
+    ) -> "Consumer":  # fmt: skip
+        """Messages one by one: `with client.consume("q") as messages: for message in messages: …`"""
+        return Consumer(
+            self,
+            Wanted(
+                queue=queue,
+                group=group,
+                max_messages=max_messages,
+                wait_ms=wait_ms,
+                visibility_timeout_ms=visibility_timeout_ms,
+                until_empty=until_empty,
+            ),
+        )
+
     def transaction(self) -> "Transaction":
         return Transaction(self)
 
@@ -312,6 +331,80 @@ class Lease(LeaseFacts):
     ) -> r.Settled:
         client = self._client
         return client._run(leases.settle(client._names, self._held, verb, versions, command))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Delivered):
+    """A message in hand, with the lease that it came in."""
+
+    lease: Lease
+
+    def ack(self) -> r.Settled:
+        return self.lease.ack([self.version])
+
+    def nack(
+        self, delay_ms: int | None = None, not_before_ms: int | None = None,
+        error: str | None = None, dead: bool = False,
+    ) -> r.Settled:  # fmt: skip
+        return self.lease.nack([self.version], delay_ms, not_before_ms, error, dead)
+
+    def release(self) -> r.Settled:
+        return self.lease.release([self.version])
+
+
+class Consumer:
+    """One message after the other, each the caller's to settle. Not for two threads at once.
+
+    `max_messages` are leased at a time. When the block ends, those that were not handed out yet are released, at no
+    attempt. An error of a call comes out of the loop; another loop in the same block goes on.
+    """
+
+    def __init__(self, client: Client, wanted: Wanted) -> None:
+        self._client, self._wanted = client, wanted
+        self._lease: Lease | None = None
+        self._hand: Hand | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        lease, hand, self._lease, self._hand = self._lease, self._hand, None, None
+        rest = hand.rest() if hand is not None else []
+        if lease is not None and rest:
+            with suppress(Refused, Unavailable, Indeterminate):  # their lease then ends by itself
+                lease.release(rest)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Received:
+        while True:
+            message = self._next_in_hand()
+            if message is not None:
+                return message
+            wanted = self._wanted
+            lease = self._client.lease(
+                wanted.queue,
+                group=wanted.group,
+                max_messages=wanted.max_messages,
+                wait_ms=wanted.wait_ms,
+                visibility_timeout_ms=wanted.visibility_timeout_ms,
+            )
+            if not lease and wanted.until_empty:
+                raise StopIteration
+            self._lease, self._hand = lease, Hand(lease.held, time.monotonic())
+
+    def _next_in_hand(self) -> Received | None:
+        lease, hand = self._lease, self._hand
+        if lease is None or hand is None:
+            return None
+        if hand.is_due(time.monotonic()):
+            try:
+                hand.extended(lease.extend(), time.monotonic())
+            except (LeaseExpired, LeaseNotFound):
+                hand.lost()
+        message = hand.take()
+        return received(Received, message, lease) if message is not None else None
 
 
 class Transaction(Collected):

@@ -19,6 +19,7 @@ from holdfast.client.protocol.errors import (
     Refused,
 )
 from holdfast.client.protocol.limits import ERROR_TEXT_BYTES, LEASE_MESSAGES, SETTLE_RANGES
+from holdfast.client.protocol.replies import Answer
 from holdfast.client.protocol.values import LeaseId, QueueId
 
 Verb = Literal["ack", "nack", "release"]
@@ -37,8 +38,10 @@ class PartlyRefused(Refused):
 class Held:
     """One lease as this client knows it. Not for two threads at once."""
 
-    def __init__(self, queue: str, group: str, queue_id: int, leased: r.Leased, *, auto_ack: bool) -> None:
+    def __init__(self, queue: str, group: str, queue_id: int, answer: Answer, *, auto_ack: bool) -> None:
+        leased = expect(r.Leased, answer)
         self.queue, self.group = queue, group
+        self.term_ms = leased.deadline_ms - answer.place.time_ms  # how long it was when it was granted
         self.id = leased.lease_id
         self.deadline_ms = leased.deadline_ms
         self.replayed = leased.replayed
@@ -120,7 +123,7 @@ def lease(
         queue,
         lambda i: c.Lease(queue_id=i, group=group, **chosen),
     )
-    return Held(queue, group, queue_id, expect(r.Leased, answer), auto_ack=auto_ack)
+    return Held(queue, group, queue_id, answer, auto_ack=auto_ack)
 
 
 def settle(names: Names, held: Held, verb: Verb, versions: Iterable[int] | None, command: Settle) -> Steps[r.Settled]:

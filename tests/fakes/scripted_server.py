@@ -43,6 +43,7 @@ from holdfast.storage.tables import TABLES
 
 # `late`: what is asked happens, and is answered when its client has withdrawn it.
 Fate = Literal["drop_before", "drop_after", "silent_before", "silent_after", "late"]
+DUE_S = 0.02  # how late what falls due is noticed
 Asked = tuple[socket.socket, int]  # a connection, and the id of a request on it
 
 
@@ -81,7 +82,9 @@ class Brain:
             if isinstance(command, Lease) and command.wait_ms:
                 self.parked += 1
                 self.changed.notify_all()
-                self.changed.wait_for(lambda: is_over() or self._ready(command), command.wait_ms / 1000)
+                until_s = time.monotonic() + command.wait_ms / 1000
+                while not is_over() and not self._ready(command) and time.monotonic() < until_s:
+                    self.changed.wait(min(until_s - time.monotonic(), DUE_S))
                 self.parked -= 1
                 self.changed.notify_all()
                 if is_over():
