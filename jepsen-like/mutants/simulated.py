@@ -188,8 +188,8 @@ SIMULATED_MUTANTS = (
         name="who-has-left-still-waits",
         rule="I32",
         file=_REPLICA,
-        old="            self.waiters.cancel(token)\n",
-        new="",
+        old="            self.waiters.cancel(token)\n            known =",
+        new="            known =",
         tests=_CALM,
     ),
     Mutant(
