@@ -12,6 +12,7 @@ _BARRIER = ("tests/unit/cluster/test_replica.py::test_a_leader_that_nobody_confi
 _EARLY = ("tests/unit/cluster/test_replica.py::test_what_came_to_a_leader_that_never_served_goes_elsewhere",)
 _DIFFERING = ("tests/unit/cluster/test_replica.py::test_where_no_majority_agrees_nobody_serves",)
 _DOUBTFUL = ("tests/unit/cluster/test_replica.py::test_what_is_in_the_log_when_the_states_differ_is_not_vouched_for",)
+_GONE = ("tests/unit/cluster/test_replica.py::test_who_has_gone_gets_nothing_and_leaves_nothing",)
 _STAMPS = ("tests/unit/cluster/test_replica.py::test_an_open_lease_is_given_a_stamp_every_second",)
 _REPLICA = "cluster/replica.py"
 
@@ -190,7 +191,7 @@ SIMULATED_MUTANTS = (
         file=_REPLICA,
         old="            self.waiters.cancel(token)\n            known =",
         new="            known =",
-        tests=_CALM,
+        tests=_GONE,
     ),
     Mutant(
         name="early-requests-are-forgotten",
