@@ -11,10 +11,11 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from os import PathLike
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from holdfast.client import calls, leases, options, status
 from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
@@ -30,6 +31,9 @@ from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.sockets import Loop
 from holdfast.client.status import ClusterStatus, Heard
 from holdfast.client.transactions import Collected
+
+if TYPE_CHECKING:
+    from holdfast.client.blocking_producer import Producer
 
 T = TypeVar("T")
 
@@ -134,6 +138,18 @@ class Client:
         return self._ask(
             queue, r.ProducerOpened, lambda i: c.OpenProducer(queue_id=i, client_id=client_id, nonce=chosen)
         )
+
+    def producer(
+        self, queue: str, client_id: str, window: int = 1000, outbox: str | PathLike[str] | None = None
+    ) -> "Producer":
+        """A producer that numbers, batches and retries by itself; `window` messages may be unacknowledged.
+
+        Opens an epoch, which fences this client id's former producers. With `outbox`, a file, what a killed process
+        had not confirmed is sent again first.
+        """
+        from holdfast.client.blocking_producer import Producer
+
+        return Producer(self, queue, client_id, window, outbox)
 
     def producer_state(self, queue: str, client_id: str) -> r.ProducerDescribed:
         return self._ask(queue, r.ProducerDescribed, lambda i: q.ProducerState(queue_id=i, client_id=client_id))

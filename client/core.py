@@ -24,7 +24,7 @@ from holdfast.client.events import (
     WakeAt,
     Woken,
 )
-from holdfast.client.flight import Numbering, Pending, envelope_of, gave_up
+from holdfast.client.flight import Numbering, Pending, envelope_of, gave_up, unresolved
 from holdfast.client.nodes import Link, Nodes, backoff_s
 from holdfast.client.protocol import codec
 from holdfast.client.protocol.commands import Command, Lease, OpenSession
@@ -79,6 +79,7 @@ class Core:
         self._next_call = 1
         self._closing_by_s = math.inf
         self.closed = False  # after `close`: all is over, and nothing more is asked
+        self.cluster_id = ""  # as the last node said that welcomed this client
 
     @property
     def session(self) -> SessionId:
@@ -350,7 +351,8 @@ class Core:
 
     def _read(self, address: Address, link: Link, message: FromNode, now_s: float) -> None:
         match message:
-            case Welcome():
+            case Welcome(cluster_id=cluster_id):
+                self.cluster_id = cluster_id
                 link.ready = True
                 if link.probing:
                     self._search.probe(address, link)
@@ -408,7 +410,8 @@ class Core:
             pending.forget_identity()
             self._set_back(pending, now_s, error.retry_after_ms / 1000)
         else:
-            self._finish(pending, answer)
+            unknown = unresolved(pending, error) if error is not None else None
+            self._finish(pending, unknown or answer)
 
     def _session_opened(self, opening: Pending, answer: Answer, error: HoldfastError | None, now_s: float) -> None:
         if isinstance(error, Unavailable):

@@ -14,10 +14,12 @@ from holdfast.client.protocol.errors import (
     ConnectFailed,
     ConnectionLost,
     HoldfastError,
+    IdempotencyConflict,
     NoLeader,
     NotLeader,
     OutcomeUnknown,
     Overloaded,
+    ProducerFenced,
 )
 from holdfast.client.protocol.queries import LeaderQuery
 from holdfast.client.protocol.values import NO_SESSION, SessionId
@@ -120,6 +122,24 @@ class Pending:
         if not self.is_opening:
             self.numbering, self.seq = None, 0
         self.open, self.lost = 0, False
+
+
+def unresolved(pending: Pending, error: HoldfastError) -> OutcomeUnknown | None:
+    """What a refusal by the fold is where it does not speak for every attempt; none where it does.
+
+    A refused produce under its own numbers is not remembered, so an earlier attempt that is still on its way may be
+    written after this one was refused: of a full queue when there is room again, of a gap when it is closed. An
+    earlier one may also have been written and, by a later incarnation of the producer, forgotten.
+    """
+    if pending.open <= 1 or not isinstance(pending.what, Produce) or pending.what.client_id is None:
+        return None
+    if isinstance(error, IdempotencyConflict):  # its number is used, for ever
+        return None
+    if isinstance(error, ProducerFenced) and error.high_water < pending.what.first_seq:
+        return None
+    unknown = OutcomeUnknown(problem=f"a retry was answered with {type(error).__name__}")
+    unknown.__cause__ = error
+    return unknown
 
 
 def gave_up(pending: Pending, peers: dict[Address, Peer], *, connected: bool, window_full: bool) -> HoldfastError:

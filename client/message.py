@@ -34,6 +34,9 @@ class Message:
         check_when(self.delay_ms, self.not_before_ms)
 
 
+Parts = list[bytes | MessageParts]  # messages that are ready to be packed
+
+
 class MessageId(NamedTuple):
     """The identity of a message, for ever and in every restore (T4)."""
 
@@ -76,14 +79,27 @@ class Delivered:
 
 def pack(payloads: bytes | Message | Iterable[bytes | Message], shared: Message) -> tuple[Columns, bytes]:
     """Columns and body of these messages; `shared` has what the call says for all. Raises Misuse."""
+    return pack_parts(parts_of(payloads, shared))
+
+
+def parts_of(payloads: bytes | Message | Iterable[bytes | Message], shared: Message) -> Parts:
+    """The messages one by one; where there is nothing beside the payloads, just these. Raises Misuse."""
     given: Sequence[bytes | Message]
     if isinstance(payloads, bytes | bytearray | memoryview | Message):
         given = [payloads if isinstance(payloads, Message) else bytes(payloads)]
     else:
         given = list(payloads)  # a str becomes letters here, which are refused one by one
     if shared == _NOTHING and all(type(payload) is bytes for payload in given):
-        return _pack_plain([payload for payload in given if isinstance(payload, bytes)])
-    return batches.pack([_parts(payload, shared) for payload in given])
+        return [payload for payload in given if isinstance(payload, bytes)]
+    return [_parts(payload, shared) for payload in given]
+
+
+def pack_parts(parts: Parts) -> tuple[Columns, bytes]:
+    """Columns and body of a batch. Raises Misuse."""
+    plain = [part for part in parts if isinstance(part, bytes)]
+    if len(plain) == len(parts):
+        return _pack_plain(plain)
+    return batches.pack([MessageParts(part) if isinstance(part, bytes) else part for part in parts])
 
 
 def unpack(queue_id: int, pieces: Iterable[MessageBatch], grants: Iterable[Grant] = ()) -> Iterator[Delivered]:

@@ -9,9 +9,11 @@ import selectors
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from threading import Thread
+from heapq import heappop, heappush
+from threading import Thread, get_ident
 from typing import assert_never
 
 from holdfast.client.core import Core
@@ -65,6 +67,9 @@ class Loop:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._inbox: deque[Asked] = deque()
+        self._set: deque[tuple[float, Callable[[], None]]] = deque()  # alarms that the thread has not seen yet
+        self._alarms: list[tuple[float, int, Callable[[], None]]] = []
+        self._alarms_set = 0
         self._stopping = False
         self._broken: BaseException | None = None
         self._wake_at_s = float("inf")
@@ -96,6 +101,16 @@ class Loop:
             self._hand_in(asked)
             raise
 
+    def alarm(self, at_s: float, ring: Callable[[], None]) -> None:
+        """Call this on the thread at that time of `time.monotonic()`, or a little later; never once it has stopped."""
+        self._set.append((at_s, ring))
+        self._ring()
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the cluster that this client last spoke to; empty before that."""
+        return self._core.cluster_id
+
     def stop(self) -> None:
         """End all calls with what is known of them, close the sockets, and wait for the thread."""
         self._stopping = True
@@ -120,6 +135,8 @@ class Loop:
             self._refuse_inbox(self._broken)
 
     def _ring(self) -> None:
+        if get_ident() == self._thread.ident:
+            return  # it looks into its inbox before it waits
         with suppress(OSError):  # rung already, or over
             self._ringer.send(b"!")
 
@@ -143,10 +160,11 @@ class Loop:
             self._ringer.close()
 
     def _turn(self) -> None:
-        if self._inbox:
+        if self._inbox or self._set:
             wait_s: float | None = 0.0
         else:
-            wait_s = None if self._wake_at_s == float("inf") else max(self._wake_at_s - time.monotonic(), 0.0)
+            wake_at_s = min(self._wake_at_s, self._alarms[0][0]) if self._alarms else self._wake_at_s
+            wait_s = None if wake_at_s == float("inf") else max(wake_at_s - time.monotonic(), 0.0)
         for key, events in self._selector.select(wait_s):
             connection: _Connection | None = key.data
             if connection is None:
@@ -155,8 +173,15 @@ class Loop:
                 self._serve(connection, events)
         while self._inbox:
             self._take_in(self._inbox.popleft())
-        if time.monotonic() >= self._wake_at_s:
+        now_s = time.monotonic()
+        if now_s >= self._wake_at_s:
             self._tell(Woken())
+        while self._set:
+            at_s, ring = self._set.popleft()
+            self._alarms_set += 1
+            heappush(self._alarms, (at_s, self._alarms_set, ring))
+        while self._alarms and self._alarms[0][0] <= now_s:
+            heappop(self._alarms)[2]()
 
     def _take_in(self, asked: Asked) -> None:
         if asked.call is not None:  # its caller has gone
