@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, assert_never
 from holdfast.client.events import Outcome
 from holdfast.client.message import Message
 from holdfast.client.producing import Ask, Do, Producing, Save, Tell, again, opening
-from holdfast.client.protocol.errors import HoldfastError, Misuse, OutcomeUnknown
+from holdfast.client.protocol.errors import ConnectFailed, HoldfastError, Misuse, OutcomeUnknown
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.values import QueueId
 from holdfast.client.window import REQUEST_MESSAGES, Numbered, Sending, check_window, sendings_of
@@ -133,7 +133,8 @@ class Producer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            self.flush()
+            if not self._closed:
+                self.flush()
         except HoldfastError:
             if kind is None:
                 raise
@@ -238,6 +239,8 @@ class Producer:
         """In the core's order, one thread at a time; who comes meanwhile leaves its part to the one that is there."""
         while True:
             with self._changed:
+                if self._loop.broken is not None:
+                    self._core.end(_ended(self._loop.broken))
                 actions = [] if self._performing else self._core.take_actions(time.monotonic())
                 if not actions:
                     self._set_alarm()
@@ -288,8 +291,6 @@ class Producer:
             if error is None:
                 self._core.answered(request, answer.result(), time.monotonic())
             else:
-                ended = error if isinstance(error, HoldfastError) else OutcomeUnknown(problem=f"a defect: {error!r}")
-                self._core.end(ended)
                 self._core.answered(request, OutcomeUnknown(problem=str(error)), time.monotonic())
         self._advance()
 
@@ -311,6 +312,13 @@ class Producer:
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._saving = Lock()
+
+
+def _ended(error: BaseException) -> HoldfastError:
+    """Why the socket thread ended, as callers are told."""
+    if isinstance(error, HoldfastError):
+        return error
+    return ConnectFailed(f"the client ended by a defect: {error!r}", addresses="")
 
 
 def _settle(future: "Future[T]", outcome: T | HoldfastError) -> None:

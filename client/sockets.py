@@ -71,7 +71,7 @@ class Loop:
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._alarms_set = 0
         self._stopping = False
-        self._broken: BaseException | None = None
+        self.broken: BaseException | None = None  # why nothing more can be asked
         self._wake_at_s = float("inf")
         self._todo: deque[Action] = deque()
         self._performing = False
@@ -102,9 +102,11 @@ class Loop:
             raise
 
     def alarm(self, at_s: float, ring: Callable[[], None]) -> None:
-        """Call this on the thread at that time of `time.monotonic()`, or a little later; never once it has stopped."""
+        """Call this on the thread at that time of `time.monotonic()`, or a little later; at once where it has ended."""
         self._set.append((at_s, ring))
         self._ring()
+        if self.broken is not None:
+            self._ring_all()
 
     @property
     def cluster_id(self) -> str:
@@ -131,8 +133,8 @@ class Loop:
     def _hand_in(self, asked: Asked) -> None:
         self._inbox.append(asked)
         self._ring()
-        if self._broken is not None:
-            self._refuse_inbox(self._broken)
+        if self.broken is not None:
+            self._refuse_inbox(self.broken)
 
     def _ring(self) -> None:
         if get_ident() == self._thread.ident:
@@ -151,10 +153,11 @@ class Loop:
         except BaseException as problem:  # a bug of ours must not leave callers waiting for ever
             error = problem
         finally:
-            self._broken = error
+            self.broken = error
             for connection in list(self._connections.values()):
                 self._close(connection)
             self._fail_all(error)
+            self._ring_all()
             self._selector.close()
             self._bell.close()
             self._ringer.close()
@@ -309,6 +312,15 @@ class Loop:
             asked.set_exception(error)
         self._callers.clear()
         self._refuse_inbox(error)
+
+    def _ring_all(self) -> None:
+        """There is no clock any more: whoever waits for it shall look."""
+        waiting = [ring for _, _, ring in self._alarms]
+        self._alarms.clear()
+        while self._set:
+            waiting.append(self._set.popleft()[1])
+        for ring in waiting:
+            ring()
 
     def _refuse_inbox(self, error: BaseException) -> None:
         """What was never begun; for the thread at its end, and for who asks after that."""

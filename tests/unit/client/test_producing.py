@@ -27,6 +27,7 @@ from holdfast.client.protocol.values import Columns, Place, QueueId, Version, en
 from holdfast.client.window import WINDOW_BYTES, Numbered, Sending, sendings_of
 
 TIMEOUT_S = 10.0
+PLACE = Place(1, 0, 1)
 FULL = QueueFull(limit_name="max_backlog_messages", limit=1)
 
 
@@ -130,7 +131,8 @@ def test_done_below_follows_the_answers() -> None:
     script.send(b"1", b"2")
     script.send(b"3", b"4")
     script.answer(3, 3)  # known to be written, and with it the first; but the first one's versions are wanted still
-    assert script.send(b"5", b"6") and script.asks[-1].command.done_below == 1
+    script.send(b"5", b"6")
+    assert script.asks[-1].command.done_below == 1
     script.answer(1, 1)
     script.answer(5, 5)
     script.send(b"7")
@@ -464,11 +466,25 @@ def test_nobody_is_told_that_nothing_happened_when_the_outbox_fails() -> None:
     script.core.send(sending, TIMEOUT_S)
     save, *rest = script.core.take_actions(script.now_s)
     assert isinstance(save, Save) and script.told[sent] == range(1, 2)
-    assert script.core.not_saved(rest, OutboxFailed(path="p", problem="disk full")) == []
+    instead = script.core.not_saved(rest, OutboxFailed(path="p", problem="disk full"))
+    assert len(instead) == 0
     script.look()
     assert isinstance(script.told[sending], OutcomeUnknown)
     with pytest.raises(OutboxFailed):
         script.core.check()
+
+
+def test_what_was_told_to_be_uncertain_stays_in_the_outbox_of_a_fenced_producer() -> None:
+    script = Script(durable=True)
+    sent = script.send(b"1")
+    script.pass_to(TIMEOUT_S)
+    script.answer(1, ConnectionLost())
+    assert isinstance(script.told[sent], OutcomeUnknown)
+    script.pass_to(TIMEOUT_S + 1)
+    script.answer(1, ProducerFenced(epoch=9, high_water=0))
+    script.core.close()
+    script.look()
+    assert [do for do in script.done if isinstance(do, Save) and do.erased] == []
 
 
 # Its end ---------------------------------------------------------------------------------------------------
