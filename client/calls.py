@@ -5,7 +5,7 @@ has an `if` of its own. Queue names are resolved once and kept, until the cluste
 """
 
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
 from holdfast.client.events import Outcome
@@ -17,6 +17,7 @@ from holdfast.client.protocol.commands import Command
 from holdfast.client.protocol.errors import BadValue, HoldfastError, QueueNotFound, QueueRecreated, TooLate
 from holdfast.client.protocol.limits import VERSION_RANGES
 from holdfast.client.protocol.queries import LeaderQuery
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.replies import Answer, Failed
 from holdfast.client.protocol.values import Backoff, GroupSettings, QueueId, QueueSettings
 

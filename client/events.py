@@ -4,11 +4,11 @@ A shell keeps at most one connection for each address. After `Close` or `Disconn
 that connection; the core asks for no second one before that. `WakeAt` replaces the one before it.
 """
 
-from dataclasses import dataclass
 from typing import NewType
 
 from holdfast.client.protocol.errors import HoldfastError
 from holdfast.client.protocol.frames import Buffer
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.replies import Answer
 
 Address = str  # HOST:PORT, as a node listens for clients

@@ -5,7 +5,7 @@
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from holdfast.client.protocol.columns import MessageParts
 from holdfast.client.protocol.commands import check_when
 from holdfast.client.protocol.errors import BadValue, BatchTooLarge
 from holdfast.client.protocol.limits import FRAME_BODY_BYTES
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.replies import Grant, MessageBatch
 from holdfast.client.protocol.values import Columns
 

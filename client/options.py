@@ -1,13 +1,13 @@
 """What a client is made with, checked once and the same for both shells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import SystemRandom
 
 from holdfast.client.core import Core
 from holdfast.client.events import Address, parse_addresses
 from holdfast.client.protocol.commands import OpenSession
 from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.quick import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ with what may go wrong at each and what follows:
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 
@@ -58,6 +57,7 @@ from holdfast.client.protocol.errors import (
     SequenceGap,
     Unavailable,
 )
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.replies import Failed, Produced, ProducerOpened
 from holdfast.client.protocol.values import Columns, QueueId
 from holdfast.client.window import (

@@ -5,7 +5,6 @@ from the answers. A node that did not answer is `down` as far as this client can
 """
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.client.events import Address
@@ -15,6 +14,7 @@ from holdfast.client.protocol.errors import BadFrame, ConnectFailed, HoldfastErr
 from holdfast.client.protocol.frames import FrameReader, write_frame
 from holdfast.client.protocol.messages import Answered, Declined, Hello, Inquiry
 from holdfast.client.protocol.queries import NodeStatus
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.replies import Failed, Fsync, MemberDescribed, NodeDescribed, Role
 
 ANSWER_S = 2.0  # for each node, all asked at once: a busy one answers within it, and nobody waits long for a dead one

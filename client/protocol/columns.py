@@ -7,11 +7,11 @@ them.
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import sub
 
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.errors import BadHeader, BadValue, BatchTooLarge, MessageTooLarge
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.values import RESERVED_HEADERS, Columns, ends_of
 
 _END = struct.Struct("<i")

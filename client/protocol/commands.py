@@ -5,12 +5,12 @@ retry finds the first answer (A1). Queues are named by id once the client has re
 that was deleted and created again is never taken for the old one (G5).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal
 
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.errors import BadValue, BatchTooLarge
-from holdfast.client.protocol.quick import quick
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.values import (
     DEFAULT_GROUP,
     DEFAULT_QUEUE,
@@ -234,7 +234,6 @@ class ForgetProducer:
         check_text("client_id", self.client_id, limits.CLIENT_ID_BYTES)
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produce:
     """Append messages to the tail of one queue, all or none (P1 … P8).
@@ -292,7 +291,6 @@ class Reschedule:
 # Lease and settle --------------------------------------------------------------------------------------
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Take the lowest available versions for this session (L1).
@@ -317,7 +315,6 @@ class Lease:
             check_range("visibility_timeout_ms", self.visibility_timeout_ms, 1, limits.U63_MAX >> 8)
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckBatch:
     """Done with these versions, over any number of leases of one group (S2)."""
@@ -558,7 +555,6 @@ Command = (
 )
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """A command as it stands in the log: who asks, under which number, and what.

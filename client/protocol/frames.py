@@ -6,10 +6,10 @@ was claimed.
 """
 
 import struct
-from dataclasses import dataclass
 
 from holdfast.client.protocol.errors import BadFrame, BatchTooLarge
 from holdfast.client.protocol.limits import FRAME_BODY_BYTES, FRAME_HEADER_BYTES
+from holdfast.client.protocol.quick import dataclass
 
 Buffer = bytes | memoryview
 

@@ -5,7 +5,9 @@ because a limit that differed between nodes would make their states differ. The 
 part of the format and never change without a new protocol version.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from holdfast.client.protocol.quick import dataclass
 
 U32_MAX = 2**32 - 1
 U63_MAX = 2**63 - 1  # ids, versions and times: fits a signed 64-bit column (Arrow, SQL) without surprise

@@ -4,12 +4,11 @@ The forms of `Hello`, `Welcome` and `Declined` are the same in every version of 
 sides that share no version can still say so.
 """
 
-from dataclasses import dataclass
-
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.commands import Command
 from holdfast.client.protocol.errors import BadValue, HoldfastError, Misuse, VersionUnsupported
 from holdfast.client.protocol.queries import AnyQuery
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.replies import Answer
 from holdfast.client.protocol.values import NO_SESSION, THE_LOG, LogId, SessionId, check_range, check_text
 

@@ -1,9 +1,8 @@
 """Requests that change nothing. A node answers a `Query` from its state at one applied index (Q1)."""
 
-from dataclasses import dataclass
-
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.values import (
     QueueId,
     TxnId,

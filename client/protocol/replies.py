@@ -1,10 +1,9 @@
 """Answers. `Answer` puts a reply beside its place in the log, refusals too (Q2)."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.client.protocol.errors import HoldfastError
-from holdfast.client.protocol.quick import quick
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.values import (
     THE_LOG,
     Backoff,
@@ -63,7 +62,6 @@ class ProducerOpened:
     high_water: int
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
     first_version: Version
@@ -86,7 +84,6 @@ class VersionsChanged:
     outcomes: tuple[VersionOutcome, ...]
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A range of versions that a lease holds, with what all of them have in common."""
@@ -110,7 +107,6 @@ class MessageBatch:
     body: bytes | memoryview
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leased:
     """What a session now holds. Empty grants: nothing was available, and there is no lease.
@@ -136,7 +132,6 @@ class RefusedRange:
     code: int
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """How many versions an AckBatch, Nack or Release settled; which ranges it could not, in request order."""
@@ -408,7 +403,6 @@ Inner = (
 )
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A reply and where the fold gave it; a query's position is -1."""

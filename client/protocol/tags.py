@@ -5,11 +5,12 @@ away or changed in kind makes a new tag. So is what a missing setting means: the
 are part of the format. `docs/protocol.md` shows this table to people, and a test compares the two.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 from holdfast.client.protocol import commands, messages, queries, replies
 from holdfast.client.protocol.limits import U32_MAX, U63_MAX
+from holdfast.client.protocol.quick import dataclass
 
 
 @dataclass(frozen=True, slots=True)

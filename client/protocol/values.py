@@ -6,12 +6,12 @@ A value checks itself when built; past the codec nobody checks again.
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NewType
 
 from holdfast.client.protocol import limits
 from holdfast.client.protocol.errors import BadName, BadValue
-from holdfast.client.protocol.quick import quick
+from holdfast.client.protocol.quick import dataclass
 
 LogId = NewType("LogId", int)  # which Raft log an id belongs to: one log now, many later
 QueueId = NewType("QueueId", int)
@@ -226,7 +226,6 @@ _ENDS = struct.Struct("<i")
 _SHAPE = struct.Struct("<8I")
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What a batch says of its messages, as Arrow lays it out, so that its buffers go in without a loop.
@@ -323,7 +322,6 @@ class Job:
 TxnId = Stream | Job
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the fold decided something: index in its log, position in that entry, and the committed time (Q2)."""

@@ -21,11 +21,11 @@ from holdfast.client.protocol.errors import (
     Indeterminate,
     MessageTooLarge,
     NoLeader,
-    Overloaded,
     ProducerFenced,
     QueueFull,
     QueueNotFound,
     QueueRecreated,
+    Unavailable,
 )
 from tests.fakes.scripted_server import Brain, Fate, ScriptedServer
 
@@ -193,7 +193,7 @@ def test_without_a_leader_messages_are_told_not_to_have_been_sent(server: Script
         producer = client.producer("q", client_id="svc", window=2)
         server.leader = None
         first, second = producer.send_nowait(b"1"), producer.send_nowait(b"2")
-        with pytest.raises(Overloaded):
+        with pytest.raises(Unavailable):
             producer.send(b"3")
         for future in (first, second):
             assert isinstance(future.exception(10), NoLeader)
@@ -257,6 +257,7 @@ def test_a_fork_in_the_middle_of_a_window_leaves_the_producer_to_the_parent(
         producer = client.producer("q", client_id=f"svc{number}", window=8, outbox=outbox)
         server.fail(Produce, "silent_after")
         futures = [producer.send_nowait(b"%d" % n) for n in range(6)]
+        until(lambda: not server.faults)
         child = os.fork()
         if not child:
             os._exit(_refused_in_child(producer))

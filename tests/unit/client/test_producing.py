@@ -508,4 +508,4 @@ def test_a_window_must_hold_something() -> None:
 
 def test_a_window_without_room_is_overload_that_did_not_happen() -> None:
     error = Script().core.no_room()
-    assert isinstance(error, Overloaded) and error.limit_name == "window" and error.happened == "no"
+    assert (type(error), error.limit_name, error.happened) == (Overloaded, "window", "no")
