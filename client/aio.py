@@ -7,7 +7,6 @@ A client lives in the event loop, and in the process, in which its block was ent
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -25,6 +24,7 @@ from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.errors import BadValue, Indeterminate, LeaseExpired, LeaseNotFound, Refused, Unavailable
 from holdfast.client.protocol.limits import NONCE_BYTES
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.status import ClusterStatus
 from holdfast.client.streams import Loop
 from holdfast.client.transactions import Collected

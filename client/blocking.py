@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from os import PathLike
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -28,6 +27,7 @@ from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.errors import BadValue, Indeterminate, LeaseExpired, LeaseNotFound, Refused, Unavailable
 from holdfast.client.protocol.limits import NONCE_BYTES
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.sockets import Loop
 from holdfast.client.status import ClusterStatus, Heard
 from holdfast.client.transactions import Collected

@@ -6,12 +6,13 @@ around this.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from holdfast.client.leases import Held
 from holdfast.client.message import Delivered
 from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.replies import Extended
 
 T = TypeVar("T", bound=Delivered)

@@ -262,9 +262,10 @@ class World:
         self.seq += numbered
         session = NO_SESSION if isinstance(command, Produce) else self.session
         seq = self.seq if numbered else 0
-        return self.brain.request(
-            Request(request_id=1, command=command, session=session, request_seq=seq, done_below=seq)
-        )
+        request = Request(request_id=1, command=command, session=session, request_seq=seq, done_below=seq)
+        answer = self.brain.request(request)
+        assert answer is not None
+        return answer
 
     def stored(self) -> list[bytes]:
         answer = self.brain.query(Read(queue_id=self.queue_id, from_version=1, to_version=10_000))
