@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from queue import Empty, SimpleQueue
@@ -16,8 +16,20 @@ from threading import Lock, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from holdfast.client import calls, leases, options, status
-from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
+from holdfast.client import calls, leases, options, staged, status
+from holdfast.client.calls import (
+    DeadPage,
+    Explanation,
+    Names,
+    Payloads,
+    Produced,
+    Published,
+    Redriven,
+    Start,
+    Stats,
+    Steps,
+    TxnState,
+)
 from holdfast.client.consuming import Hand, Wanted, received
 from holdfast.client.events import Address, host_and_port
 from holdfast.client.leases import Held, LeaseFacts
@@ -28,6 +40,7 @@ from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.errors import BadValue, Indeterminate, LeaseExpired, LeaseNotFound, Refused, Unavailable
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.quick import dataclass
+from holdfast.client.redrive import Redrive
 from holdfast.client.sockets import Loop
 from holdfast.client.status import ClusterStatus, Heard
 from holdfast.client.transactions import Collected
@@ -151,6 +164,10 @@ class Client:
 
         return Producer(self, queue, client_id, window, outbox)
 
+    def forget_producer(self, queue: str, client_id: str) -> None:
+        """End what the queue remembers of this producer: numbers that it used would be taken for new ones (P5)."""
+        self._ask(queue, r.Done, lambda i: c.ForgetProducer(queue_id=i, client_id=client_id))
+
     def producer_state(self, queue: str, client_id: str) -> r.ProducerDescribed:
         return self._ask(queue, r.ProducerDescribed, lambda i: q.ProducerState(queue_id=i, client_id=client_id))
 
@@ -251,14 +268,54 @@ class Client:
     def dead_count(self, queue: str, group: str | None = None, where: str = "") -> int:
         return self._run(calls.dead_count(self._names, queue, group, where))
 
-    def redrive(self, queue: str, group: str | None = None, where: str = "", dry_run: bool = False) -> Redriven:
-        """Bring back all that match, step by step, each with its own timeout; asking again goes on where it stopped."""
-        total, token = Redriven(0, 0), b""
-        while True:
-            step, token = self._run(calls.redrive_page(self._names, queue, group, where, token, dry_run=dry_run))
-            total = Redriven(total.matched + step.matched, total.redriven + step.redriven)
-            if not token:
-                return total
+    def redrive(
+        self, queue: str, group: str | None = None, where: str = "", dry_run: bool = False,
+        rate: float | None = None, to_origin: bool = False,
+    ) -> Redriven:  # fmt: skip
+        """Bring back all that match, at most `rate` a second; asking again goes on where it stopped (D4)."""
+        *_, total = self.redrive_steps(queue, group, where, dry_run, rate, to_origin)
+        return total
+
+    def redrive_steps(
+        self, queue: str, group: str | None = None, where: str = "", dry_run: bool = False,
+        rate: float | None = None, to_origin: bool = False, pause: Callable[[float], object] = time.sleep,
+    ) -> Iterator[Redriven]:  # fmt: skip
+        """The same step by step, each with its own timeout: gives the total so far. Stop between any two.
+
+        `to_origin`: `queue` is the dead-letter queue from which moved messages go home. `pause` is called before each
+        step with the seconds to wait, often none; whatever it raises ends the redrive there.
+        """
+        work = Redrive(queue, group, where, dry_run=dry_run, rate=rate, to_origin=to_origin)
+        while not work.done:
+            pause(work.pause_s(time.monotonic()))
+            yield self._run(work.step(self._names, time.monotonic()))
+
+    # Staged produce -------------------------------------------------------------------------------------
+
+    def stage(
+        self, txn: staged.Txn, queue: str, payloads: Payloads, part: int = 0, attempt: str = "0", chunk: int = 0,
+        expires_ms: int = staged.EXPIRES_MS,
+    ) -> c.Part:  # fmt: skip
+        """Put one chunk of a part aside, invisible until `publish` is given what this gives (X2).
+
+        A text names a job; a `Stream(app, seq)` numbers its transactions without gaps.
+        """
+        return self._run(staged.stage(self._names, txn, queue, payloads, part, attempt, chunk, expires_ms))
+
+    def publish(self, txn: staged.Txn, parts: Iterable[c.Part], fence: str = "") -> Published:
+        """Make all of these parts messages in one entry, or none; again, it answers what it wrote the first time."""
+        return self._run(staged.publish(self._names, txn, parts, fence))
+
+    def abort(self, txn: staged.Txn, attempts: Iterable[str] | None = None) -> int:
+        """Drop what is staged, of all attempts or of some: how many chunks. What is published stays as it is."""
+        return self._run(staged.abort(txn, attempts))
+
+    def txn_status(self, txn: staged.Txn) -> TxnState:
+        return self._run(staged.status(self._names, txn))
+
+    def forget_txn(self, txn: staged.Txn) -> None:
+        """End the memory of a job or of a whole stream: published again, it would be written again."""
+        self._run(staged.forget(txn))
 
     # The cluster ----------------------------------------------------------------------------------------
 

@@ -81,6 +81,27 @@ class Redriven:
     redriven: int
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The versions that a publish wrote, by queue; `replayed` if it had been published before.
+
+    Of a stream the cluster remembers the versions of the last publish alone: an older one is replayed without any.
+    """
+
+    versions: dict[str, list[int]]
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TxnState:
+    """What is known of a staged transaction: `open`, `published` or `unknown`."""
+
+    state: str
+    staged_bytes: int
+    expires_at_ms: int | None
+    versions: dict[str, list[int]]
+
+
 class Explanation:
     """The one `reason`, and its facts as attributes and in `facts` (E1)."""
 
@@ -119,6 +140,17 @@ class Names:
 
     def forget(self, name: str) -> None:
         self._ids.pop(name, None)
+
+    def name_all(self, wanted: Iterable[int]) -> Steps[dict[int, str]]:
+        """The names of these ids. One that has no queue any more is called by its number."""
+        known = {queue_id: name for name, queue_id in list(self._ids.items())}
+        named = {each: known.get(QueueId(each)) for each in wanted}
+        if None in named.values():
+            for name, queue_id in (yield from list_queues()):
+                self.learn(name, QueueId(queue_id))
+                if queue_id in named:
+                    named[queue_id] = name
+        return {each: name if name is not None else f"#{each}" for each, name in named.items()}
 
     def asking(self, name: str, build: Any) -> Steps[Answer]:
         """Ask what `build(queue_id)` says. An id of the past is forgotten and raised: the next call asks anew."""
@@ -181,14 +213,19 @@ def hand_over(target: str | None) -> Steps[None]:
     expect(r.Done, (yield q.HandOver(target)))
 
 
-def queues() -> Steps[list[str]]:
-    found: list[str] = []
+def list_queues() -> Steps[list[tuple[str, int]]]:
+    """All names with their ids."""
+    found: list[tuple[str, int]] = []
     while True:
-        after = found[-1] if found else ""
+        after = found[-1][0] if found else ""
         page = expect(r.QueuesListed, (yield q.ListQueues(after=after, limit=1_000))).queues
-        found += [name for name, _ in page]
+        found += page
         if len(page) < 1_000:
             return found
+
+
+def queues() -> Steps[list[str]]:
+    return [name for name, _ in (yield from list_queues())]
 
 
 def create_group(names: Names, queue: str, group: str, start: Start, settings: Mapping[str, Any]) -> Steps[r.Started]:
@@ -335,7 +372,7 @@ def dead(names: Names, queue: str, group: str | None, where: str, limit: int, af
     found = DeadPage()
     token = after or b""
     while True:
-        page = yield from _dead_page(names, queue, group, where, limit - len(found), token, count_only=False)
+        page = yield from dead_page(names, queue, group, where, limit - len(found), token, count_only=False)
         found += [
             DeadLetter(**{n: getattr(row, n) for n in _DEAD_FIELDS if n != "headers"}, headers=dict(row.headers))
             for row in page.rows
@@ -349,29 +386,13 @@ def dead(names: Names, queue: str, group: str | None, where: str, limit: int, af
 def dead_count(names: Names, queue: str, group: str | None, where: str) -> Steps[int]:
     count, token = 0, b""
     while True:
-        page = yield from _dead_page(names, queue, group, where, 1, token, count_only=True)
+        page = yield from dead_page(names, queue, group, where, 1, token, count_only=True)
         count, token = count + page.matched, page.next_token
         if not token:
             return count
 
 
-def redrive_page(
-    names: Names, queue: str, group: str | None, where: str, token: bytes, *, dry_run: bool
-) -> Steps[tuple[Redriven, bytes]]:
-    """One step of a redrive, and the token of the next: it names each death, so that none is done twice (D4)."""
-    page = yield from _dead_page(names, queue, group, where, REDRIVE_ROWS, token, count_only=False)
-    count = 0
-    if not dry_run:
-        for name in dict.fromkeys(row.group for row in page.rows):
-            named = _deaths([row for row in page.rows if row.group == name])
-            answer = yield from names.asking(
-                queue, lambda i, name=name, named=named: c.Redrive(queue_id=i, group=name, dead=named)
-            )
-            count += expect(r.Redriven, answer).count
-    return Redriven(len(page.rows), count), page.next_token
-
-
-def _dead_page(
+def dead_page(
     names: Names, queue: str, group: str | None, where: str, limit: int, after: bytes, *, count_only: bool
 ) -> Steps[r.DeadListed]:
     limit = max(min(limit, q.PAGE_MAX), 1)
@@ -382,18 +403,4 @@ def _dead_page(
     return expect(r.DeadListed, answer)
 
 
-def _deaths(rows: Iterable[r.DeadRow]) -> tuple[c.DeadRange, ...]:
-    """Ranges of versions whose deaths are numbered alike; of a version that died twice, the last death."""
-    ranges: list[c.DeadRange] = []
-    for version, dead_seq in sorted({row.version: row.dead_seq for row in rows}.items()):
-        if ranges:
-            first, last, first_seq = ranges[-1]
-            if version == last + 1 and dead_seq == first_seq + version - first:
-                ranges[-1] = (first, version, first_seq)
-                continue
-        ranges.append((version, version, dead_seq))
-    return tuple(ranges)
-
-
-REDRIVE_ROWS = 1_000  # one step: a short command, and a short way back for a rate or a Ctrl-C
 _DEAD_FIELDS = [field.name for field in fields(DeadLetter)]

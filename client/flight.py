@@ -9,7 +9,18 @@ from typing import Literal, get_args
 
 from holdfast.client.events import Address, CallId
 from holdfast.client.nodes import Peer
-from holdfast.client.protocol.commands import Command, Lease, OpenSession, Produce, Release, Stage, TimeStep, Touch
+from holdfast.client.protocol.commands import (
+    Abort,
+    Command,
+    Lease,
+    OpenSession,
+    Produce,
+    Publish,
+    Release,
+    Stage,
+    TimeStep,
+    Touch,
+)
 from holdfast.client.protocol.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -173,6 +184,10 @@ def how_to_find_out(what: Command | LeaderQuery) -> str:
             return "produce the same again under the same client_id and client_seq: it is answered, not doubled"
         case Produce():
             return "peek at the queue, or number your messages (client_id, client_seq) to ask again safely"
+        case Stage():
+            return "stage the same chunk again: it is kept once"
+        case Publish() | Abort():
+            return "ask txn_status; the same again is done once"
         case Lease():
             return "what it may hold comes back after its visibility timeout"
         case _:

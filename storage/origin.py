@@ -6,7 +6,7 @@ from holdfast.client.protocol.errors import OriginGone
 from holdfast.client.protocol.replies import Redriven
 from holdfast.storage import dead, groups, history, produce, settled
 from holdfast.storage.rows import REDRIVE, WHY_NUMBER, BatchRow, GroupRow, QueueRow
-from holdfast.storage.state import State
+from holdfast.storage.state import State, View
 
 MOVED = WHY_NUMBER["moved"]
 CANCELLED = WHY_NUMBER["cancelled"]
@@ -18,7 +18,7 @@ def redrive_to_origin(state: State, queue: QueueRow, group: GroupRow, command: R
     for lo, hi in command.versions:
         for batch in list(state.batches(queue.q, lo, hi)):
             columns, body = state.content(queue.q, batch.first, batch.blob)
-            for version, redriven in _available(state, group, batch, max(lo, batch.first), min(hi, batch.last)):
+            for version, redriven in available(state, group, batch, max(lo, batch.first), min(hi, batch.last)):
                 index = version - batch.first
                 headers = batches.decode_headers(batches.header_cell(columns, body, index))
                 if "holdfast-origin-queue-id" not in headers:
@@ -35,13 +35,13 @@ def redrive_to_origin(state: State, queue: QueueRow, group: GroupRow, command: R
     return Redriven(count=count, skipped=before - count)
 
 
-def _available(state: State, group: GroupRow, batch: BatchRow, lo: int, hi: int) -> list[tuple[int, bool]]:
+def available(view: View, group: GroupRow, batch: BatchRow, lo: int, hi: int) -> list[tuple[int, bool]]:
     """Versions of one batch that are available in this group, and whether they were redriven here before."""
     found = []
-    for span in groups.peek_back(state, group, lo, hi):
+    for span in groups.peek_back(view, group, lo, hi):
         found += [(version, bool(span.flags & REDRIVE)) for version in range(span.lo, span.hi + 1)]
     if not batch.due:
-        for first, last in settled.unsettled(state, group, max(lo, group.cursor), hi):
+        for first, last in settled.unsettled(view, group, max(lo, group.cursor), hi):
             found += [(version, False) for version in range(first, last + 1)]
     return sorted(found)
 

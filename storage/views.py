@@ -20,6 +20,7 @@ from holdfast.client.protocol.queries import (
     DescribeQueue,
     Explain,
     FindByKey,
+    FindMoved,
     History,
     ListGroups,
     ListQueues,
@@ -49,7 +50,18 @@ from holdfast.client.protocol.replies import (
     VersionsFound,
 )
 from holdfast.client.protocol.values import Place, QueueId
-from holdfast.storage import dead_letters, explain, groups, history, produce, retention, staging, survivors, unfinished
+from holdfast.storage import (
+    dead_letters,
+    explain,
+    groups,
+    history,
+    moved_letters,
+    produce,
+    retention,
+    staging,
+    survivors,
+    unfinished,
+)
 from holdfast.storage.rows import GroupRow, QueueRow
 from holdfast.storage.state import View
 from holdfast.storage.store import ReadTxn
@@ -111,6 +123,9 @@ def _reply(view: View, query: Query) -> Reply:
             return _history(view, groups.find_queue(view, query.queue_id), query)
         case FindByKey():
             return _find(view, groups.find_queue(view, query.queue_id), query)
+        case FindMoved():
+            queue = groups.find_queue(view, query.queue_id)
+            return moved_letters.find(view, queue, groups.find_group(view, queue, query.group), query)
         case unknown:
             assert_never(unknown)
 

@@ -413,6 +413,15 @@ QUERIES: dict[type[Any], st.SearchStrategy[Any]] = {
         limit=pages,
         scan=scans,
     ),
+    q.FindMoved: st.builds(
+        q.FindMoved,
+        queue_id=queue_ids,
+        group=references,
+        where=texts(200, min_size=0),
+        from_version=numbers(1),
+        limit=pages,
+        scan=scans,
+    ),
     q.NodeStatus: st.just(q.NodeStatus()),
     q.HandOver: st.builds(q.HandOver, target=st.none() | st.sampled_from(["n1", "n2"])),
 }

@@ -164,6 +164,24 @@ class FindByKey:
         check_range("scan", self.scan, 1, SCAN_MAX)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindMoved:
+    """Versions of a dead-letter queue that are available there and can go home, by a filter on their lineage (D4)."""
+
+    queue_id: QueueId
+    group: str
+    where: str = ""
+    from_version: int = 1
+    limit: int = 1_000
+    scan: int = SCAN_MAX
+
+    def __post_init__(self) -> None:
+        check_reference("group", self.group)
+        check_range("from_version", self.from_version, 1, limits.U63_MAX)
+        check_range("limit", self.limit, 1, PAGE_MAX)
+        check_range("scan", self.scan, 1, SCAN_MAX)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """Who are you, and how do you do? Each node answers for itself, whoever leads; its state is not asked."""
@@ -182,6 +200,7 @@ Query = (
     | TxnStatus
     | History
     | FindByKey
+    | FindMoved
 )
 
 

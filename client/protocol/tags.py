@@ -241,6 +241,9 @@ QUERIES: dict[int, Form] = {
     75: form(queries.FindByKey, queue_id=NUMBER, key=BYTES, from_version=NUMBER, limit=NUMBER, scan=NUMBER),
     76: form(queries.NodeStatus),
     77: form(queries.HandOver, target=optional(TEXT)),
+    78: form(
+        queries.FindMoved, queue_id=NUMBER, group=TEXT, where=TEXT, from_version=NUMBER, limit=NUMBER, scan=NUMBER
+    ),
 }
 
 REPLIES: dict[int, Form] = {

@@ -1,7 +1,7 @@
 """Queries: answers from the state as it is folded, changing nothing (Q1, D3, E1, G4)."""
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol.columns import encode_headers
@@ -63,6 +63,8 @@ def answer(state: State, query: q.Query) -> Reply:
             return HistoryListed(rows=tuple(rows[: query.limit]), next_seq=more)
         case q.FindByKey():
             return _find_by_key(state, query)
+        case q.FindMoved():
+            return _find_moved(state, query)
         case unknown:
             assert_never(unknown)
 
@@ -164,6 +166,47 @@ def _find_by_key(state: State, query: q.FindByKey) -> VersionsFound:
         if message is not None and message.key == query.key:
             found.append(version)
     return VersionsFound(versions=tuple(runs(found)), next_version=None)
+
+
+def _find_moved(state: State, query: q.FindMoved) -> VersionsFound:
+    """Look at `scan` available messages at most, and stop at `limit` that can go home and are selected."""
+    queue, group = state.group(query.queue_id, query.group)
+    selects = filters.parse(query.where)
+    found: list[int] = []
+    ready = [v for v in _stored(queue) if v >= query.from_version and v in group.lives]
+    for looked, version in enumerate(v for v in ready if group.lives[v].state == "ready"):
+        if looked == query.scan or len(found) == query.limit:
+            return VersionsFound(versions=tuple(runs(found)), next_version=version)
+        message = queue.message(version)
+        moved = message is not None and "holdfast-origin-queue-id" in dict(message.headers)
+        if message is not None and moved and selects(_moved_row(message)):
+            found.append(version)
+    return VersionsFound(versions=tuple(runs(found)), next_version=None)
+
+
+def _moved_row(message: Message) -> DeadRow:
+    """The dead row that it had where it died, as far as its lineage tells."""
+    lineage = dict(message.headers)
+    nothing: Any = None
+    return DeadRow(
+        group=lineage["holdfast-group"],
+        dead_seq=nothing,
+        version=message.version,
+        reason=lineage["holdfast-reason"],
+        attempts=int(lineage["holdfast-attempts"]),
+        delivery_count=nothing,
+        last_error=lineage.get("holdfast-last-error"),
+        first_delivered_ms=None,
+        last_delivered_ms=None,
+        died_ms=message.enqueued_ms,
+        consumer_id=None,
+        client_id=lineage["holdfast-client-id"],
+        client_seq=int(lineage["holdfast-client-seq"]),
+        key=message.key.decode() or None,
+        headers=message.headers,
+        payload=message.payload,
+        move_failed=False,
+    )
 
 
 def _stored(queue: Queue) -> list[int]:

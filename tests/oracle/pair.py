@@ -100,6 +100,10 @@ class Pair:
                     q.Stats(queue_id=queue_id, group=group),
                     q.Peek(queue_id=queue_id, group=group, limit=100),
                     q.Explain(queue_id=queue_id, group=group),
+                    q.FindMoved(queue_id=queue_id, group=group),
+                    q.FindMoved(
+                        queue_id=queue_id, group=group, where="attempts >= 2 and not reason = 'expired'", limit=2
+                    ),
                     *(q.Explain(queue_id=queue_id, group=group, version=v) for v in range(1, queue.tail + 2)),
                 ]
             with self.store.read() as txn:

@@ -181,6 +181,7 @@ QUERIES: list[Any] = [
     q.FindByKey(queue_id=QUEUE, key=b"k-1", from_version=2, limit=5, scan=500),
     q.NodeStatus(),
     q.HandOver(target="n2"),
+    q.FindMoved(queue_id=QUEUE, group="default", where="reason = 'rejected'", from_version=3, limit=7, scan=900),
 ]
 
 BATCHES = (
