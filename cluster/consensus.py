@@ -326,6 +326,11 @@ class Consensus:
         else:
             self._answers.append((callback, None))
 
+    @property
+    def confirming(self) -> bool:
+        """Whether a read barrier was asked for and has not called back."""
+        return bool(self._leading.barriers or self._answers)
+
     def _own_term_committed(self) -> bool:
         no_op_index = self._library.no_op_index
         return no_op_index is not None and self._library.commit_index >= no_op_index

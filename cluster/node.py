@@ -18,7 +18,7 @@ from time import time_ns
 import trio
 
 from holdfast.client.protocol.commands import Lease
-from holdfast.client.protocol.errors import BodyDamaged, HoldfastError, NotHandedOver, NotLeader, Overloaded
+from holdfast.client.protocol.errors import BadValue, BodyDamaged, HoldfastError, NotHandedOver, NotLeader, Overloaded
 from holdfast.client.protocol.messages import Request, Withdraw
 from holdfast.client.protocol.queries import HandOver
 from holdfast.client.protocol.queries import NodeStatus as NodeStatusQuery
@@ -37,6 +37,7 @@ from holdfast.cluster.logs import Log
 from holdfast.cluster.membership import Configuration
 from holdfast.cluster.messages import Message, SnapshotChunk, SnapshotDone, SnapshotHead
 from holdfast.cluster.metrics import Metrics
+from holdfast.cluster.passing import SLICE_MS, Passing
 from holdfast.cluster.peers import Peers
 from holdfast.cluster.raft import Raft, library_clock
 from holdfast.cluster.replica import Replica, Turn
@@ -55,6 +56,7 @@ LOG = 0  # the one log of this release
 TICK_S = 0.01
 HOUSEKEEPING_S = 1.0
 SCRUB_BYTES = 1_048_576  # each second: a terabyte in twelve days, a gigabyte in a quarter of an hour
+REST_S = 5.0  # for what a move of the clock makes due; then others are keeping the node busy, and it goes on
 STOP_S = 3.0  # for handing leadership over before the end
 SLOW_SYNC_S = 0.5
 SKEW_TOLD_MS = 1_000
@@ -95,8 +97,14 @@ class Node:
         log: Log,
         wall_ms: Wall = real_wall_ms,
         policy: Policy | None = None,
+        passing: Passing | None = None,
     ) -> None:
-        """Opens the journal, which the founding has made, and the state. Raises what they and `Raft` refuse."""
+        """Opens the journal, which the founding has made, and the state. Raises what they and `Raft` refuse.
+
+        `passing` takes the place of both clocks for what becomes of messages, in a node without peers.
+        """
+        if passing is not None and config.others:
+            raise BadValue(field="passing", problem="is for a node without peers")
         self.config, self.identity, self.log = config, identity, log
         self.stopping = False
         self._wall_ms, self._clock = wall_ms, library_clock()
@@ -123,7 +131,9 @@ class Node:
                 wall_ms=wall_ms,
             )
             opened.pop_all()
-        self.replica = Replica(raft=raft, state=self._state, clock=self._clock, wall_ms=wall_ms)
+        self._passing = passing
+        time_s, time_wall_ms = (self._clock, wall_ms) if passing is None else (passing.now_s, passing.wall_ms)
+        self.replica = Replica(raft=raft, state=self._state, clock=time_s, wall_ms=time_wall_ms)
         self._receiver = Receiver(folder)
         self._policy = policy or Policy(keep_log=config.keep_log)
         self._unsaved_bytes = self._segments.size_bytes  # of log since the last snapshot, or all that is there
@@ -134,6 +144,7 @@ class Node:
         self.clients = Clients(self, Greeting(identity.cluster_id, identity.node), self._rejected)
         self._proposed_s: dict[int, float] = {}  # when entries that are not applied yet were proposed
         self._wake = trio.Event()
+        self._turned = trio.Event()  # set by the next turn
         self._failure: BaseException | None = None
         self._stop_by_s = 0.0
         self._hands_over = False
@@ -193,11 +204,37 @@ class Node:
     def wake(self) -> None:
         self._wake.set()
 
+    async def pass_time(self, by_ms: int) -> None:
+        """Move the clock of `passing` ahead as if that time had passed: what falls due comes to pass in its order.
+
+        In slices: a wait that ends and a lease that expires in one leap would know nothing of their order, and one
+        stamp moves lease time by an hour at most (T1).
+        """
+        assert self._passing is not None
+        await self._rest()
+        while by_ms > 0:
+            slice_ms = max(min(self.replica.next_due_in_ms() or by_ms, by_ms, SLICE_MS), 1)
+            self._passing.forward(slice_ms)
+            by_ms -= slice_ms
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until nothing is on its way and nothing that somebody waits for is due."""
+        with trio.move_on_after(REST_S):
+            while self._failure is None and not self.stopping:
+                turned = self._turned
+                self.wake()
+                await turned.wait()
+                if self.replica.at_rest:
+                    return
+
     async def _turns(self) -> None:
         while self._failure is None:
             await self._wake.wait()
             self._wake = trio.Event()
             self._turn()
+            self._turned.set()
+            self._turned = trio.Event()
             if self.stopping and self._may_end():
                 return
 

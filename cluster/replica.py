@@ -115,7 +115,7 @@ class Replica:
     """
 
     def __init__(self, *, raft: Consensus, state: Machine, clock: Clock, wall_ms: Callable[[], int]) -> None:
-        """`clock` is the one that `raft` has; `wall_ms` decides nothing by itself (T2)."""
+        """`clock` is the one that `raft` has, where there are peers; `wall_ms` decides nothing by itself (T2)."""
         self.raft, self.state = raft, state
         self.damage: InvariantBroken | None = None
         self.steps = 0  # TimeSteps of ours that were applied
@@ -178,6 +178,23 @@ class Replica:
             if member.name == node != self.raft.me:
                 return member.client_address or None
         return None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether all that came is answered or parked, and nothing is due that needs an entry by itself."""
+        now_ms = self.now_ms
+        under_way = self._stepping or self._flushing or self._more or self._reads or self._confirming or self._early
+        asked = self.batcher.queued_bytes or self.batcher.entries_in_flight or self.raft.confirming
+        if not self._serving or under_way or asked:
+            return False
+        due_in_ms = self.next_due_in_ms()
+        return due_in_ms != 0 and not self.time.touch_due(now_ms, self._lease_open(now_ms))
+
+    def next_due_in_ms(self) -> int | None:
+        """How long it is until something falls due that somebody here waits for, if nothing comes before."""
+        now_ms = self.now_ms
+        wakeup_ms = self.waiters.next_wakeup_ms(now_ms, self.time.time_ms(now_ms))
+        return max(wakeup_ms - now_ms, 0) if wakeup_ms is not None else None
 
     # What comes in
 
@@ -370,9 +387,7 @@ class Replica:
             return True
         if not self._serving:
             return False
-        now_ms = self.now_ms
-        wakeup_ms = self.waiters.next_wakeup_ms(now_ms, self.time.time_ms(now_ms))
-        return wakeup_ms is not None and wakeup_ms <= now_ms
+        return self.next_due_in_ms() == 0
 
     def _serve(self, view: View, applied: list[Applied], outcomes: list[Outcome]) -> None:
         """Answer and wake by the state as it is now."""

@@ -110,6 +110,9 @@ class Barriers:
             self.newest += 1
         self._waiting.append((self.newest, commit_index, callback))
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def messages_leave(self) -> None:
         """An echo of the newest number says nothing about reads that come from now on."""
         self._open = False

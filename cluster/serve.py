@@ -18,6 +18,7 @@ from holdfast.cluster.forming import form
 from holdfast.cluster.http import serve_http
 from holdfast.cluster.logs import Log
 from holdfast.cluster.node import Listeners, Node, Wall, real_wall_ms
+from holdfast.cluster.passing import Passing
 from holdfast.cluster.peers import listen
 from holdfast.cluster.snapshots import Policy
 
@@ -76,6 +77,7 @@ async def serve(
     *,
     wall_ms: Wall = real_wall_ms,
     policy: Policy | None = None,
+    passing: Passing | None = None,
 ) -> None:
     """Listen, become part of a cluster, and serve until the node is stopped. `ready` is told the node.
 
@@ -95,7 +97,7 @@ async def serve(
         peers = await opened(config.peer_listen) if config.others else []
         http = await opened(config.http) if config.http is not None else []
         identity, founders = await form(config, peers, log)
-        node = Node(config, identity, founders, log, wall_ms, policy)
+        node = Node(config, identity, founders, log, wall_ms, policy, passing)
         async with trio.open_nursery() as nursery:
             if http:
                 answered = node.metrics.http_answered

@@ -16,6 +16,7 @@ SOURCES = sorted(path for top in TOP_FOLDERS for path in (ROOT / top).rglob("*.p
 ARROWS = {
     "holdfast.client.protocol": {"holdfast.client.protocol"},
     "holdfast.client.cli": {"holdfast.client.protocol", "holdfast.client", "holdfast.client.cli"},
+    "holdfast.client.testing": {"holdfast.client.protocol", "holdfast.client", "holdfast.client.testing"},
     "holdfast.client": {"holdfast.client.protocol", "holdfast.client"},
     "holdfast.storage": {"holdfast.client.protocol", "holdfast.storage"},
     "holdfast.cluster": {"holdfast.client.protocol", "holdfast.storage", "holdfast.cluster"},
@@ -49,6 +50,7 @@ LAZY_ARROWS = {
         "holdfast.jepsen.model",
         "holdfast.jepsen.mutants",
     },
+    "holdfast.client.testing": {"holdfast.cluster"},
 }
 # A path ending in a slash is a whole folder.
 HOMES = {
@@ -58,6 +60,7 @@ HOMES = {
     "anyio": ("client/aio.py", "client/streams.py"),
     "pyspark": ("client/spark/",),
     "trio": ("cluster/", "jepsen-like/"),
+    "pytest": ("client/testing/fixtures.py",),  # of what we ship: users need it for their tests alone
 }
 
 
@@ -145,6 +148,9 @@ def test_an_init_is_a_docstring_and_nothing_else(path: Path) -> None:
         ("holdfast.storage.machine", "def apply():\n    from holdfast import cluster"),
         ("holdfast.client.core", "def lazily():\n    import holdfast.storage.machine"),
         ("holdfast.client.cli.bench", "from holdfast.storage.machine import apply"),
+        ("holdfast.client.testing.broker", "from holdfast.cluster.embedded import Node"),
+        ("holdfast.client.testing.broker", "def lazily():\n    from holdfast.storage.machine import apply"),
+        ("holdfast.client.blocking", "def lazily():\n    from holdfast.client.testing.broker import Broker"),
         ("holdfast.jepsen.model.queue", "from holdfast.storage import machine"),
         ("holdfast.storage.machine", "from .queues import produce"),
         ("holdfast.storage.machine", "from . import queues"),
@@ -162,6 +168,7 @@ def test_an_import_against_the_arrows_is_noticed(name: str, source: str) -> None
         ("holdfast.client.core", "from holdfast.client.protocol.values import QueueName"),
         ("holdfast.client.cli.bench", "def run():\n    from holdfast.storage.machine import apply"),
         ("holdfast.cluster.node", "import holdfast.storage.lmdb_store"),
+        ("holdfast.client.testing.broker", "def run():\n    from holdfast.cluster.embedded import Node"),
     ],
 )
 def test_an_import_along_the_arrows_is_accepted(name: str, source: str) -> None:
@@ -173,3 +180,4 @@ def test_a_heavy_library_away_from_home_is_noticed() -> None:
     assert len(strays("client/core.py", "def later():\n    from trio.abc import Stream")) == 1
     assert strays("storage/lmdb_store.py", "import lmdb") == []
     assert strays("cluster/server.py", "import trio") == []
+    assert len(strays("client/testing/broker.py", "import pytest")) == 1

@@ -151,7 +151,8 @@ def test_a_publish_without_an_answer_says_how_to_find_out(server: ScriptedServer
     with Client(server.address, timeout_ms=300) as client:
         client.create_queue("q")
         part = client.stage("job", "q", [b"a"])
-        server.fail(Publish, *["silent_after"] * 20)
+        for _ in range(20):
+            server.fail(Publish, "silent_after")
         with pytest.raises(OutcomeUnknown, match="txn_status"):
             client.publish("job", [part])
         server.faults.clear()
