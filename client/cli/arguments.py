@@ -162,6 +162,22 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number from 0 on."""
+    return 0 if text == "0" else count(text)
+
+
+def rate(text: str) -> float:
+    """So many a second."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return found
+
+
 def place(text: str) -> str | int:
     """Where a group begins."""
     return text if text in ("earliest", "latest") else count(text)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.client.cli.arguments import count, size_bytes
+from holdfast.client.cli.output import progress
 from holdfast.client.protocol.errors import Misuse
 
 QUICK = 50  # how many times smaller the stores of --quick are
@@ -182,10 +183,20 @@ def _run_on_cluster(args: argparse.Namespace) -> int:
         importlib.import_module(f"holdfast.client.cli.{args.module}"), args.what
     )
     with _ended_by(signal.SIGTERM):
-        for figures in work(args):
+        for figures in _watched(work(args), f"bench {args.what}"):
             told = {"work": args.what, "nodes": args.nodes, **figures}
             print(json.dumps(told), flush=True) if args.json else print_figures(told)
     return 0
+
+
+def _watched(found: Iterator[Figures], label: str) -> Iterator[Figures]:
+    """The same figures; while each of them is measured, by other processes, whoever looks on sees that it goes on."""
+    while True:
+        with progress(label):
+            figures = next(found, None)
+        if figures is None:
+            return
+        yield figures
 
 
 @contextlib.contextmanager

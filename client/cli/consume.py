@@ -6,6 +6,7 @@ what it holds unsettled is handed back unstarted.
 
 import argparse
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from holdfast.client.cli.arguments import WrongUsage, add_group, add_verb, connected, count, duration_ms
+from holdfast.client.cli.framing import FRAMINGS, framed
 from holdfast.client.cli.output import flush, message_line, message_object, print_line, print_object
 from holdfast.client.protocol.errors import AckHoleCapExceeded, HoldfastError, InFlightLimit, Refused
 from holdfast.client.protocol.limits import LEASE_MESSAGES
@@ -26,7 +28,7 @@ MAX = 100  # as a lease of the client's
 SLICE_MS = 1_000  # how long one request waits at most: so long Ctrl-C waits for the answer, to give it back
 RENEW_AT = 3  # what is kept is renewed after a third of its timeout: two more tries before it is lost
 
-USAGE = "holdfast consume QUEUE [--ack|--nack|--keep] [--follow]"
+USAGE = "holdfast consume QUEUE [--ack|--nack|--keep] [--follow] [--as lines|lengths]"
 
 
 def add_parser(subparsers: "Subparsers") -> None:
@@ -58,12 +60,20 @@ def add_parser(subparsers: "Subparsers") -> None:
     nack.add_argument("--error", metavar="TEXT", help="what went wrong")
     nack.add_argument("--delay", metavar="TIME", type=duration_ms, help="come back after so long (default: backoff)")
     nack.add_argument("--dead", action="store_true", help="give up on them at once")
+    parser.add_argument(
+        "--as",
+        dest="framing",
+        choices=FRAMINGS,
+        help="print payloads and nothing else: one a line, or each behind its length in four bytes",
+    )
     parser.add_argument("--visibility-timeout", metavar="TIME", type=duration_ms, help="(default: the group's)")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.settle != "nack" and (args.error is not None or args.delay is not None or args.dead):
         raise WrongUsage("--error, --delay and --dead belong to --nack", usage=USAGE)
+    if args.json and args.framing is not None:
+        raise WrongUsage("--json and --as exclude each other", usage=USAGE)
     with connected(args) as client, _ended_gently():
         consumer = _Consumer(client, args)
         try:
@@ -197,7 +207,9 @@ class _Consumer:
 
     def _show(self, lease: "Lease") -> None:
         for message in lease:
-            if self._args.json:
+            if self._args.framing is not None:
+                sys.stdout.buffer.write(framed(message.payload, self._args.framing))
+            elif self._args.json:
                 counts = {"delivery_count": message.delivery_count, "attempts": message.attempts}
                 print_object({**message_object(message), **counts, "lease_id": lease.id})
             else:

@@ -1,27 +1,29 @@
 """`holdfast dead`: list, show, count and redrive dead letters, chosen by a filter."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.client.cli.arguments import add_group, add_verb, connected, count
+from holdfast.client.cli.arguments import add_group, add_verb, connected, count, rate
 from holdfast.client.cli.output import (
     as_object,
+    note,
     payload_fields,
     payload_text,
     print_facts,
     print_line,
     print_object,
     print_table,
+    progress,
     short,
     when,
 )
-from holdfast.client.protocol.errors import Refused
+from holdfast.client.cli.stopping import Stopping
+from holdfast.client.protocol.errors import HoldfastError, Refused
 
 if TYPE_CHECKING:
     from holdfast.client.blocking import Client
-    from holdfast.client.calls import DeadLetter
+    from holdfast.client.calls import DeadLetter, Redriven
     from holdfast.client.cli.arguments import Subparsers
 
 LIMIT = 100
@@ -48,6 +50,12 @@ def add_parser(subparsers: "Subparsers") -> None:
     redrive = add_verb(verbs, "redrive", run_redrive, "let dead letters be delivered again")
     _add_choice(redrive)
     redrive.add_argument("--dry-run", action="store_true", help="only count what would come back")
+    redrive.add_argument("--rate", metavar="NUMBER", type=rate, help="at most so many a second (default: no limit)")
+    redrive.add_argument(
+        "--to-origin",
+        action="store_true",
+        help="QUEUE is a dead-letter queue: send home what was moved there; --group is one of its own",
+    )
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -92,23 +100,51 @@ def run_count(args: argparse.Namespace) -> int:
 
 
 def run_redrive(args: argparse.Namespace) -> int:
-    with connected(args) as client:
-        done = client.redrive(args.queue, group=args.group, where=args.where, dry_run=args.dry_run)
+    """In steps. However it ends, what it did until then is told; run again, it goes on there."""
+    from holdfast.client.calls import Redriven
+
+    total = Redriven(0, 0)
+    chosen = {"group": args.group, "where": args.where, "to_origin": args.to_origin}
+    with connected(args) as client, Stopping() as stopping:
+
+        def matching() -> int:
+            return client.redrive(args.queue, dry_run=True, **chosen).matched
+
+        steps = client.redrive_steps(args.queue, dry_run=args.dry_run, rate=args.rate, pause=stopping.pause, **chosen)
+        try:
+            with progress(f"redrive {args.queue}", matching) as show:
+                for total in steps:
+                    show(total.matched)
+        except KeyboardInterrupt:
+            _print_redriven(args, total, finished=False, certain=not stopping.at_once)
+            raise
+        except HoldfastError:
+            if total.matched:
+                _print_redriven(args, total, finished=False, certain=False)
+            raise
+    _print_redriven(args, total, finished=True, certain=True)
+    return 0
+
+
+def _print_redriven(args: argparse.Namespace, total: "Redriven", *, finished: bool, certain: bool) -> None:
     if args.json:
         print_object(
             {
                 "queue": args.queue,
                 "group": args.group,
-                "matched": done.matched,
-                "redriven": done.redriven,
+                "matched": total.matched,
+                "redriven": total.redriven,
                 "dry_run": args.dry_run,
+                "finished": finished,
             }
         )
-    elif args.dry_run:
-        print_line(f"{done.matched} dead letters would come back")
+    elif finished and args.dry_run:
+        print_line(f"{total.matched} dead letters would come back")
+    elif finished:
+        print_line(f"{total.redriven} of {total.matched} dead letters came back")
     else:
-        print_line(f"{done.redriven} of {done.matched} dead letters came back")
-    return 0
+        least = "" if certain else "at least "
+        print_line(f"{least}{total.redriven} dead letters came back before this ended; run it again to go on")
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +161,7 @@ def _rows(client: "Client", args: argparse.Namespace, where: str) -> Iterator["D
         left, after = left - len(page), page.after
         if after is None:
             return
-    print("holdfast: there are more; raise --limit to see them", file=sys.stderr)
+    note("there are more; raise --limit to see them")
 
 
 def _object(row: "DeadLetter") -> dict[str, Any]:

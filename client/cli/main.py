@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Final, NoReturn
 
 from holdfast.client.cli.arguments import WrongUsage
-from holdfast.client.cli.output import print_error
+from holdfast.client.cli.output import note, print_error
 from holdfast.client.protocol.errors import HoldfastError, InvariantBroken, Misuse, Refused
 
 DONE: Final = 0
@@ -42,6 +42,8 @@ NOUNS: Final[tuple[str, ...]] = (
     "cancel",
     "reschedule",
     "producer",
+    "txn",
+    "top",
     "node",
     "bench",
     "demo",
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:
-        print("holdfast: interrupted", file=sys.stderr)
+        note("interrupted")
         return INTERRUPTED
 
 

@@ -1,16 +1,20 @@
 """What the commands print: lines and tables for people, one object a line for programs.
 
+A terminal gets colours and, while something takes long, a bar; a pipe or a file gets the same words without them.
+
 Whatever came from elsewhere (payloads, keys, errors, names) is escaped before a person sees it: a message must not
 be able to move the cursor or recolour the terminal of who looks at it.
 """
 
 import base64
 import json
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from holdfast.client.protocol.errors import HoldfastError
 
@@ -34,19 +38,48 @@ def flush() -> None:
     sys.stdout.flush()
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it, on something that can draw."""
+    return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+
+
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Columns as wide as their widest cell; a missing value is a dash."""
-    cells = [list(head), *([_cell(value) for value in row] for row in rows)]
+    found = [list(row) for row in rows]
+    cells = cells_of(found)
+    if is_terminal(sys.stdout):
+        from holdfast.client.cli import screen
+
+        screen.print_table(head, cells, numbers_of(head, found))
+        return
+    cells.insert(0, list(head))
     widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def cells_of(rows: Iterable[Sequence[object]]) -> list[list[str]]:
+    """As they may be shown: escaped, and a dash for what is missing."""
+    return [[_cell(value) for value in row] for row in rows]
+
+
+def numbers_of(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    """Which columns hold numbers and nothing else."""
+    kinds = [{type(row[at]) for row in rows} - {type(None)} for at in range(len(head))]
+    return [bool(kind) and kind <= {int, float} for kind in kinds]
+
+
 def print_facts(facts: Mapping[str, object]) -> None:
     """Names and values below each other; times are shown as people write them."""
+    cells = [_cell(shown(name, value)) for name, value in facts.items()]
+    if is_terminal(sys.stdout):
+        from holdfast.client.cli import screen
+
+        screen.print_facts([printable(name) for name in facts], cells)
+        return
     width = max(map(len, facts), default=0)
-    for name, value in facts.items():
-        print(f"{name:<{width}}  {_cell(shown(name, value))}")
+    for name, cell in zip(facts, cells, strict=True):
+        print(f"{printable(name):<{width}}  {cell}")
 
 
 def print_error(error: HoldfastError, as_json: bool) -> None:
@@ -55,8 +88,30 @@ def print_error(error: HoldfastError, as_json: bool) -> None:
         facts = {name: value for name, value in error.facts.items() if name not in ("error", "message")}
         print_object({"error": type(error).__name__, "message": error.message, **facts, "happened": error.happened})
     else:
-        for line in f"holdfast: {error.message}".splitlines():
+        note(error.message)
+
+
+def note(message: str) -> None:
+    """To whoever looks on, beside the output."""
+    for line in f"holdfast: {message}".splitlines():
+        if is_terminal(sys.stderr):
+            from holdfast.client.cli import screen
+
+            screen.print_error(printable(line))
+        else:
             print(printable(line), file=sys.stderr)
+
+
+@contextmanager
+def progress(label: str, total: Callable[[], int] | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar for who looks on while the block runs; `update(done)` moves it. The total is asked for only then."""
+    if not is_terminal(sys.stderr):
+        yield lambda done: None
+        return
+    from holdfast.client.cli import screen
+
+    with screen.progress(printable(label), None if total is None else total()) as update:
+        yield update
 
 
 def printable(text: str) -> str:
@@ -106,7 +161,7 @@ def is_time(name: str) -> bool:
 
 _TIMES = {
     *("oldest_ms", "as_of_ms", "until_ms", "last_used_ms", "enqueued_ms", "died_ms", "time_ms", "reported_ms"),
-    *("first_delivered_ms", "last_delivered_ms"),
+    *("first_delivered_ms", "last_delivered_ms", "expires_at_ms"),
 }
 
 

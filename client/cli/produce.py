@@ -8,21 +8,18 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from holdfast.client.cli.arguments import WrongUsage, add_verb, connected, duration_ms, header, time_ms
+from holdfast.client.cli.framing import FRAMINGS, Framing, read_messages, split
 from holdfast.client.cli.output import flush, print_line, print_object
-from holdfast.client.protocol.limits import FRAME_BODY_BYTES
 
 if TYPE_CHECKING:
     from holdfast.client.cli.arguments import Subparsers
 
-BATCH_MESSAGES = 1_000
-BATCH_BYTES = 1_048_576  # a quarter of what a request may carry: headers and keys come on top
-
-USAGE = "holdfast produce QUEUE [TEXT…|-] [--file F]"
+USAGE = "holdfast produce QUEUE [TEXT…|-] [--file F] [--as lines|lengths]"
 
 
 def add_parser(subparsers: "Subparsers") -> None:
@@ -32,6 +29,12 @@ def add_parser(subparsers: "Subparsers") -> None:
         "texts", metavar="TEXT", nargs="*", help="a message each; - or nothing: one for each line of standard input"
     )
     parser.add_argument("--file", metavar="FILE", help="one message with all that a file has; - is standard input")
+    parser.add_argument(
+        "--as",
+        dest="framing",
+        choices=FRAMINGS,
+        help="what the file or standard input is: a message a line, or each behind its length in four bytes",
+    )
     parser.add_argument("--key", metavar="KEY", help="the messages' key, by which they can be cancelled")
     parser.add_argument(
         "--header", metavar="NAME=VALUE", type=header, action="append", default=[], help="may be given again"
@@ -71,43 +74,34 @@ def _batches(args: argparse.Namespace) -> Iterator[list[bytes]]:
     if args.file is not None:
         if args.texts:
             raise WrongUsage("TEXT and --file exclude each other", usage=USAGE)
-        return iter([[_content(args.file)]])
+        if args.framing is None:
+            return iter([[_content(args.file)]])
+        return _from_file(args.file, args.framing)
     if args.texts not in ([], ["-"]):
+        if args.framing is not None:
+            raise WrongUsage("--as says what --file or standard input is, and TEXT is neither", usage=USAGE)
         # As the bytes that they were, also where these are no text in the terminal's encoding.
         return split([os.fsencode(text) for text in args.texts])
-    return lines(cast(io.BufferedReader, sys.stdin.buffer).read1)
+    return read_messages(cast(io.BufferedReader, sys.stdin.buffer).read1, args.framing or "lines")
+
+
+def _from_file(file: str, framing: Framing) -> Iterator[list[bytes]]:
+    if file == "-":
+        yield from read_messages(cast(io.BufferedReader, sys.stdin.buffer).read1, framing)
+        return
+    with _opened(file) as stream:
+        yield from read_messages(stream.read1, framing)
+
+
+def _opened(file: str) -> io.BufferedReader:
+    try:
+        return Path(file).open("rb")
+    except OSError as error:
+        raise WrongUsage(f"{file} cannot be read: {error.strerror}", usage=USAGE) from None
 
 
 def _content(file: str) -> bytes:
     if file == "-":
         return sys.stdin.buffer.read()
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise WrongUsage(f"{file} cannot be read: {error.strerror}", usage=USAGE) from None
-
-
-def lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
-    """The lines of a stream, without their ends, as they come. A last line needs no end; an empty line is a message."""
-    rest = b""
-    while data := read(BATCH_BYTES):
-        *whole, rest = (rest + data).split(b"\n")
-        yield from split(whole)
-        if len(rest) > FRAME_BODY_BYTES:  # no message can be that long: let it be refused before it fills the memory
-            break
-    if rest:
-        yield [rest]
-
-
-def split(messages: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """These messages in batches of a number and a size, but at least one."""
-    batch: list[bytes] = []
-    size = 0
-    for message in messages:
-        if batch and (len(batch) == BATCH_MESSAGES or size + len(message) > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += len(message)
-    if batch:
-        yield batch
+    with _opened(file) as stream:
+        return stream.read()

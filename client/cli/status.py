@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from holdfast.client.cli import looks
 from holdfast.client.cli.arguments import add_verb, connected
 from holdfast.client.cli.output import as_object, print_line, print_object, print_table
 
@@ -26,12 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(found: "ClusterStatus") -> None:
-    leader = f"leader {found.leader}" if found.leader is not None else "no leader"
-    print_line(f"cluster {found.cluster_id}: {leader}, term {found.term}, fsync {found.fsync}")
+    print_line(looks.title(found))
     if found.fsync != "always":
         print_line("fsync is not always: a power cut may take confirmed messages with it")
-    rows = [
-        (node.name, node.role, node.applied, node.lag, node.pid, node.address, node.problem or "")
-        for node in found.nodes
-    ]
-    print_table(("NODE", "ROLE", "APPLIED", "LAG", "PID", "ADDRESS", ""), rows)
+    print_table(looks.NODE_HEAD, looks.node_rows(found))

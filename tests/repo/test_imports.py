@@ -59,6 +59,7 @@ HOMES = {
     "pysyncobj": ("cluster/raft.py",),
     "anyio": ("client/aio.py", "client/streams.py"),
     "pyspark": ("client/spark/",),
+    "rich": ("client/cli/screen.py",),
     "trio": ("cluster/", "jepsen-like/"),
     "pytest": ("client/testing/fixtures.py",),  # of what we ship: users need it for their tests alone
 }

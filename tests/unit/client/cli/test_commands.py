@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.client.blocking import Client
 from holdfast.client.protocol.commands import Produce
-from holdfast.client.protocol.values import GroupSettings, QueueSettings
+from holdfast.client.protocol.values import GroupSettings, QueueSettings, Stream
 from tests.fakes.scripted_server import ScriptedServer
 from tests.unit.client.cli.conftest import ENVIRONMENT, Cli
 
@@ -95,6 +95,7 @@ DESTROYING = [
     ["queue", "purge", "q"],
     ["group", "delete", "q", "default"],
     ["group", "seek", "q", "default", "--to", "1", "--dead"],
+    ["txn", "forget", "nightly"],
 ]
 
 
@@ -433,10 +434,10 @@ def test_dead_letters_are_counted_and_redriven(graves: Cli) -> None:
     assert graves.ok("dead", "count", "q", "--json").object == {**asked, "count": 3}
     assert graves.ok("dead", "count", "q", "--where", "key = 'k'").lines == ["2"]
     tried = graves.ok("dead", "redrive", "q", "--where", "key = 'k'", "--dry-run", "--json").object
-    assert tried == {**asked, "matched": 2, "redriven": 0, "dry_run": True}
+    assert tried == {**asked, "matched": 2, "redriven": 0, "dry_run": True, "finished": True}
     assert graves.ok("dead", "redrive", "q", "--dry-run").lines == ["3 dead letters would come back"]
     done = graves.ok("dead", "redrive", "q", "--where", "key = 'k'", "--json").object
-    assert done == {**asked, "matched": 2, "redriven": 2, "dry_run": False}
+    assert done == {**asked, "matched": 2, "redriven": 2, "dry_run": False, "finished": True}
     assert graves.ok("dead", "redrive", "q").lines == ["1 of 1 dead letters came back"]
     assert graves.ok("dead", "count", "q").lines == ["0"]
     assert graves.ok("dead", "list", "q", "--json").out == ""
@@ -466,3 +467,98 @@ def test_an_object_is_one_line_whatever_the_payload(cli: Cli) -> None:
     (line,) = cli.ok("consume", "q", "--json").out.split("\n")[:-1]
     found: dict[str, Any] = json.loads(line)
     assert line.isascii() and found["payload"] == "a\nb\u2028c\x85"
+
+
+# Producers and transactions ----------------------------------------------------------------------------
+
+
+def test_a_producer_is_forgotten_by_who_says_yes(cli: Cli) -> None:
+    cli.ok("queue", "create", "q")
+    with Client(cli.server.address) as client:
+        client.produce("q", [b"a"], client_id="svc", client_seq=1)
+        assert cli("producer", "forget", "q", "svc").code == 2
+        assert cli.ok("producer", "forget", "q", "svc", "--yes", "--json").object == {
+            "queue": "q",
+            "client_id": "svc",
+            "forgotten": True,
+        }
+        assert cli("producer", "show", "q", "svc").code == 1
+        client.produce("q", [b"a"], client_id="svc", client_seq=1)
+        assert cli.ok("producer", "forget", "q", "svc", "--yes").lines == ["forgot producer svc of queue q"]
+    assert cli("producer", "forget", "q", "svc", "--yes").code == 1
+
+
+def test_a_transaction_is_shown_and_forgotten(cli: Cli) -> None:
+    cli.ok("queue", "create", "q")
+    unknown = {"txn": "nightly", "seq": None, "state": "unknown", "staged_bytes": 0, "expires_at_ms": None}
+    assert cli.ok("txn", "show", "nightly", "--json").object == {**unknown, "versions": {}}
+    with Client(cli.server.address) as client:
+        part = client.stage("nightly", "q", [b"a", b"b"])
+        opened = cli.ok("txn", "show", "nightly", "--json").object
+        assert (opened["state"], opened["staged_bytes"] > 0) == ("open", True)
+        client.publish("nightly", [part])
+        streamed = client.stage(Stream("app", 0), "q", [b"c"])
+        client.publish(Stream("app", 0), [streamed], fence="query")
+    facts = dict(line.split(None, 1) for line in cli.ok("txn", "show", "nightly").lines)
+    assert facts["state"] == "published"
+    assert facts["queue"].split(None, 1)[1] == "2 messages, versions 1 to 2"
+    assert cli.ok("txn", "show", "app", "--seq", "0", "--json").object["versions"] == {"q": [3]}
+    assert cli.ok("txn", "forget", "nightly", "--yes", "--json").object == {
+        "txn": "nightly",
+        "seq": None,
+        "forgotten": True,
+    }
+    assert cli.ok("txn", "forget", "app", "--seq", "0", "--yes").lines == ["forgot stream app"]
+    assert cli.ok("txn", "show", "app", "--seq", "0", "--json").object["state"] == "unknown"
+
+
+# Redrive and top ---------------------------------------------------------------------------------------
+
+
+def test_what_was_moved_is_sent_home(cli: Cli) -> None:
+    cli.ok("queue", "create", "graves")
+    cli.ok("queue", "create", "q", "--dlq-strategy", "move", "--dlq-queue", "graves")
+    cli.ok("produce", "q", "a", "b", "c")
+    cli.ok("consume", "q", "--nack", "--dead")
+    some = ["dead", "redrive", "graves", "--to-origin", "--where", "origin_version <= 2"]
+    assert cli.ok(*some, "--dry-run").lines == ["2 dead letters would come back"]
+    assert cli.ok(*some, "--rate", "1000").lines == ["2 of 2 dead letters came back"]
+    assert cli.ok("consume", "q").lines == ["     4  a", "     5  b"]
+
+
+def test_a_redrive_that_is_refused_half_way_says_how_far_it_came(cli: Cli) -> None:
+    cli.ok("queue", "create", "graves")
+    cli.ok("queue", "create", "q", "--dlq-strategy", "move", "--dlq-queue", "graves")
+    cli.ok("produce", "q", "a", "b", "c")
+    cli.ok("consume", "q", "--nack", "--dead")
+    cli.ok("queue", "update", "q", "--max-backlog-messages", "2")
+    ended = cli("dead", "redrive", "graves", "--to-origin", "--json")
+    assert ended.code == 1
+    told, error = ended.objects
+    assert (told["redriven"], told["finished"]) == (2, False)
+    assert (error["error"], error["problem"]) == ("OriginGone", "full")
+
+
+def test_top_for_scripts_looks_twice_and_has_rates(cli: Cli) -> None:
+    cli.ok("queue", "create", "q", "--groups", "a,b")
+    cli.ok("queue", "create", "other")
+    cli.ok("produce", "q", "1", "2")
+    cli.ok("consume", "q", "--group", "b")
+    found = cli.ok("top", "--once", "--interval", "5ms", "--json").object
+    assert (found["leader"], found["left_out"]) == ("n1", 0)
+    assert [(each["queue"], each["group"], each["ready"]) for each in found["groups"]] == [
+        ("q", "a", 2),
+        ("other", "default", 0),
+        ("q", "b", 0),
+    ]
+    assert {each["acked_per_s"] for each in found["groups"]} == {0.0}
+    assert len(cli.ok("top", "q", "--once", "--interval", "5ms", "--json").object["groups"]) == 2
+
+
+def test_top_without_a_terminal_prints_what_it_saw(cli: Cli) -> None:
+    cli.ok("queue", "create", "q")
+    cli.ok("produce", "q", "1")
+    lines = cli.ok("top", "--interval", "5ms").lines
+    assert lines[0].startswith("cluster scripted: leader n1")
+    assert lines[-1].split()[:4] == ["q", "default", "1", "0"]
+    assert cli("top", "--interval", "0").code == 2

@@ -67,6 +67,8 @@ def test_a_refusal_is_1_with_its_facts(cli: Cli) -> None:
         ["dead", "count", "q"],
         ["dead", "redrive", "q"],
         ["producer", "show", "q", "svc"],
+        ["producer", "forget", "q", "svc", "--yes"],
+        ["top", "q", "--once", "--interval", "1ms"],
     ],
     ids=" ".join,
 )
