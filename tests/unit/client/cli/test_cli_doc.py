@@ -4,16 +4,16 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from holdfast.client.cli import arguments
 from holdfast.client.cli.main import parser
 from holdfast.client.protocol.values import GROUP_SETTINGS, QUEUE_SETTINGS
+from tests.support.documents import DOCS, agree, blocks, commands
 from tests.unit.client.cli.conftest import Cli
 
-DOC = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
+DOC = (DOCS / "cli.md").read_text()
 CELLS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in DOC.splitlines() if line.startswith("| ")]
 COMMON = {"--connect", "--timeout", "--json"}
 SETTINGS = {f"--{name.removesuffix('_ms').replace('_', '-')}" for name in QUEUE_SETTINGS}
@@ -50,7 +50,7 @@ def test_the_commands_are_those_of_the_contract() -> None:
     nouns = {words.split()[0] for words in COMMANDS}
     assert nouns >= {
         *("status", "queue", "group", "produce", "consume", "dead", "explain", "stats", "peek", "read", "history"),
-        *("cancel", "reschedule", "producer"),
+        *("cancel", "reschedule", "producer", "txn", "top"),
     }
 
 
@@ -88,12 +88,13 @@ def test_a_setting_is_documented_with_its_flag(name: str) -> None:
 
 def test_the_examples_print_what_they_show(cli: Cli) -> None:
     """One behind the other; what stands behind a pipe is another program's matter, so its lines are looked for."""
-    example = DOC.split("```console\n")[1].split("```")[0]
-    for block in example.split("$ ")[1:]:
-        line, _, expected = block.partition("\n")
-        command, pipe, _ = line.partition(" | ")
-        done = cli.ok(*shlex.split(command)[1:])
-        if pipe:
-            assert all(f'"{each}"' in done.out for each in expected.splitlines())
-        else:
-            assert done.out == expected
+    consoles = [block for block in blocks(DOC) if block.language == "console"]
+    assert len(consoles) > 1
+    for block in consoles:
+        for line, expected in commands(block):
+            command, pipe, _ = line.partition(" | ")
+            done = cli.ok(*shlex.split(command)[1:])
+            if pipe:
+                assert all(f'"{each}"' in done.out for each in expected.splitlines())
+            else:
+                assert agree(expected, done.out), done.out
