@@ -5,7 +5,7 @@ A client lives in the event loop, and in the process, in which its block was ent
 """
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -13,8 +13,20 @@ from typing import Any, Literal, Self, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from holdfast.client import calls, leases, options, status, streams
-from holdfast.client.calls import DeadPage, Explanation, Names, Payloads, Produced, Redriven, Start, Stats, Steps
+from holdfast.client import calls, leases, options, staged, status, streams
+from holdfast.client.calls import (
+    DeadPage,
+    Explanation,
+    Names,
+    Payloads,
+    Produced,
+    Published,
+    Redriven,
+    Start,
+    Stats,
+    Steps,
+    TxnState,
+)
 from holdfast.client.consuming import Hand, Wanted, received
 from holdfast.client.events import Address
 from holdfast.client.leases import Held, LeaseFacts
@@ -25,6 +37,7 @@ from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.errors import BadValue, Indeterminate, LeaseExpired, LeaseNotFound, Refused, Unavailable
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.quick import dataclass
+from holdfast.client.redrive import Redrive
 from holdfast.client.status import ClusterStatus
 from holdfast.client.streams import Loop
 from holdfast.client.transactions import Collected
@@ -144,6 +157,10 @@ class Client:
             queue, r.ProducerOpened, lambda i: c.OpenProducer(queue_id=i, client_id=client_id, nonce=chosen)
         )
 
+    async def forget_producer(self, queue: str, client_id: str) -> None:
+        """End what the queue remembers of this producer: numbers that it used would be taken for new ones (P5)."""
+        await self._ask(queue, r.Done, lambda i: c.ForgetProducer(queue_id=i, client_id=client_id))
+
     async def producer_state(self, queue: str, client_id: str) -> r.ProducerDescribed:
         return await self._ask(queue, r.ProducerDescribed, lambda i: q.ProducerState(queue_id=i, client_id=client_id))
 
@@ -249,14 +266,55 @@ class Client:
     async def dead_count(self, queue: str, group: str | None = None, where: str = "") -> int:
         return await self._run(calls.dead_count(self._names, queue, group, where))
 
-    async def redrive(self, queue: str, group: str | None = None, where: str = "", dry_run: bool = False) -> Redriven:
-        """Bring back all that match, step by step, each with its own timeout; asking again goes on where it stopped."""
-        total, token = Redriven(0, 0), b""
-        while True:
-            step, token = await self._run(calls.redrive_page(self._names, queue, group, where, token, dry_run=dry_run))
-            total = Redriven(total.matched + step.matched, total.redriven + step.redriven)
-            if not token:
-                return total
+    async def redrive(
+        self, queue: str, group: str | None = None, where: str = "", dry_run: bool = False,
+        rate: float | None = None, to_origin: bool = False,
+    ) -> Redriven:  # fmt: skip
+        """Bring back all that match, at most `rate` a second; asking again goes on where it stopped (D4)."""
+        steps = self.redrive_steps(queue, group, where, dry_run, rate, to_origin)
+        return [total async for total in steps][-1]
+
+    async def redrive_steps(
+        self, queue: str, group: str | None = None, where: str = "", dry_run: bool = False,
+        rate: float | None = None, to_origin: bool = False,
+        pause: Callable[[float], Awaitable[object]] = anyio.sleep,
+    ) -> AsyncIterator[Redriven]:  # fmt: skip
+        """The same step by step, each with its own timeout: gives the total so far. Stop between any two.
+
+        `to_origin`: `queue` is the dead-letter queue from which moved messages go home. `pause` is called before each
+        step with the seconds to wait, often none; whatever it raises ends the redrive there.
+        """
+        work = Redrive(queue, group, where, dry_run=dry_run, rate=rate, to_origin=to_origin)
+        while not work.done:
+            await pause(work.pause_s(anyio.current_time()))
+            yield await self._run(work.step(self._names, anyio.current_time()))
+
+    # Staged produce -------------------------------------------------------------------------------------
+
+    async def stage(
+        self, txn: staged.Txn, queue: str, payloads: Payloads, part: int = 0, attempt: str = "0", chunk: int = 0,
+        expires_ms: int = staged.EXPIRES_MS,
+    ) -> c.Part:  # fmt: skip
+        """Put one chunk of a part aside, invisible until `publish` is given what this gives (X2).
+
+        A text names a job; a `Stream(app, seq)` numbers its transactions without gaps.
+        """
+        return await self._run(staged.stage(self._names, txn, queue, payloads, part, attempt, chunk, expires_ms))
+
+    async def publish(self, txn: staged.Txn, parts: Iterable[c.Part], fence: str = "") -> Published:
+        """Make all of these parts messages in one entry, or none; again, it answers what it wrote the first time."""
+        return await self._run(staged.publish(self._names, txn, parts, fence))
+
+    async def abort(self, txn: staged.Txn, attempts: Iterable[str] | None = None) -> int:
+        """Drop what is staged, of all attempts or of some: how many chunks. What is published stays as it is."""
+        return await self._run(staged.abort(txn, attempts))
+
+    async def txn_status(self, txn: staged.Txn) -> TxnState:
+        return await self._run(staged.status(self._names, txn))
+
+    async def forget_txn(self, txn: staged.Txn) -> None:
+        """End the memory of a job or of a whole stream: published again, it would be written again."""
+        await self._run(staged.forget(txn))
 
     # The cluster ----------------------------------------------------------------------------------------
 

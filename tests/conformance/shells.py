@@ -19,6 +19,8 @@ NAMES: tuple[Name, ...] = ("trio", "asyncio", "blocking")
 _BLOCKING = (blocking.Client, blocking.Lease, blocking.Transaction, blocking.Consumer, blocking.Received)
 _AT_ONCE = {"transaction", "consume"}  # these make something, and ask nobody, on every shell
 
+_STREAMS = {"read", "redrive_steps"}  # these give one after the other
+
 
 class Shell:
     """What a scenario is run on. Its clients are written as `Any`: they are of one shape, not of one type."""
@@ -52,7 +54,7 @@ class Awaited:
             return _wrapped(found)
         if name in _AT_ONCE or isinstance(self._inner, blocking.Transaction):
             return lambda *given, **named: _wrapped(found(*map(_inner, given), **named))
-        if name == "read":
+        if name in _STREAMS:
             return lambda *given, **named: _each(partial(found, *given, **named))
 
         async def call(*given: Any, **named: Any) -> Any:

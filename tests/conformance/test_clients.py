@@ -1,7 +1,7 @@
 """The rules as a user meets them: the same scenarios on every shell, against a real node and against a scripted one."""
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from holdfast.client.protocol.errors import (
     QueueNotFound,
     QueueRecreated,
     SequenceGap,
+    StagedMissing,
     TooLate,
     TransactionRefused,
+    TxnClosed,
     VersionNotInLease,
 )
 from holdfast.cluster.embedded import Node
@@ -387,6 +389,66 @@ async def test_a_moved_message_tells_where_it_came_from(here: Here) -> None:
     (message,) = await client.lease(graves)
     assert message.origin == Origin(q, 1)
     assert message.headers["holdfast-last-error"] == "x"
+
+
+@on_every_shell
+async def test_a_redrive_goes_in_steps_and_can_be_stopped_between_them(here: Here) -> None:
+    client, q = await here.filled(*[b"m"] * 4)
+    await (await client.lease(q)).nack(dead=True)
+    async for total in client.redrive_steps(q, rate=1_000):
+        assert (total.matched, total.redriven) == (4, 4)
+    await (await client.lease(q)).nack(dead=True)
+    async with aclosing(client.redrive_steps(q, rate=4)) as steps:
+        async for total in steps:
+            assert total.redriven == 1
+            break
+    assert await client.dead_count(q) == 3
+    done = await client.redrive(q)
+    assert (done.matched, done.redriven) == (3, 3)
+
+
+@on_every_shell
+async def test_what_was_moved_goes_home(here: Here) -> None:
+    graves = f"{here.queue}-graves"
+    await here.client.create_queue(graves)
+    client, q = await here.filled(b"1", b"2", dlq_strategy="move", dlq_queue=graves)
+    await (await client.lease(q)).nack(dead=True)
+    tried = await client.redrive(graves, where="origin_version = 2", dry_run=True, to_origin=True)
+    assert (tried.matched, tried.redriven) == (1, 0)
+    done = await client.redrive(graves, where=f"origin_queue = '{q}'", to_origin=True)
+    assert (done.matched, done.redriven) == (2, 2)
+    assert [message.payload for message in await client.lease(q)] == [b"1", b"2"]
+
+
+# Staged ------------------------------------------------------------------------------------------------
+
+
+@on_every_shell
+async def test_what_is_staged_is_published_once_or_dropped(here: Here) -> None:
+    client, q = await here.filled()
+    job = f"job-{q}"
+    parts = [await client.stage(job, q, [b"a"], chunk=chunk) for chunk in range(2)]
+    assert ((await client.txn_status(job)).state, (await client.stats(q)).produced) == ("open", 0)
+    assert (await client.publish(job, parts)).versions == {q: [1, 2]}
+    again = await client.publish(job, parts)
+    assert (again.versions, again.replayed) == ({q: [1, 2]}, True)
+    with pytest.raises(TxnClosed):
+        await client.stage(job, q, [b"b"])
+    assert await client.abort(job) == 0
+    await client.forget_txn(job)
+    assert (await client.txn_status(job)).state == "unknown"
+    await client.stage(job, q, [b"c"])
+    assert await client.abort(job) == 1
+    with pytest.raises(StagedMissing):
+        await client.publish(job, parts)
+
+
+@on_every_shell
+async def test_a_producer_is_forgotten(here: Here) -> None:
+    client, q = await here.filled()
+    await client.produce(q, [b"a"], client_id="svc", client_seq=1)
+    await client.forget_producer(q, "svc")
+    assert not (await client.produce(q, [b"a"], client_id="svc", client_seq=1)).replayed
 
 
 # Delays ------------------------------------------------------------------------------------------------
