@@ -4,6 +4,7 @@ from holdfast.jepsen.mutants.bytes import BYTES_MUTANTS
 from holdfast.jepsen.mutants.dead import DEAD_MUTANTS
 from holdfast.jepsen.mutants.delays import DELAYS_MUTANTS
 from holdfast.jepsen.mutants.groups import GROUPS_MUTANTS
+from holdfast.jepsen.mutants.hand import HAND_MUTANTS
 from holdfast.jepsen.mutants.lease import LEASE_MUTANTS
 from holdfast.jepsen.mutants.mutant import Mutant
 from holdfast.jepsen.mutants.produce import PRODUCE_MUTANTS
@@ -27,4 +28,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *BYTES_MUTANTS,
     *RAFT_MUTANTS,
     *SIMULATED_MUTANTS,
+    *HAND_MUTANTS,
 )

@@ -139,8 +139,8 @@ DEAD_MUTANTS = (
         name="a-leased-message-is-sent-home",
         rule="D4",
         file="storage/origin.py",
-        old="settled.unsettled(state, group, max(lo, group.cursor), hi)",
-        new="settled.unsettled(state, group, lo, hi)",
+        old="settled.unsettled(view, group, max(lo, group.cursor), hi)",
+        new="settled.unsettled(view, group, lo, hi)",
         tests=(DEAD,),
     ),
     Mutant(
