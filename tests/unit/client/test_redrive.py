@@ -92,6 +92,7 @@ def test_a_rate_makes_small_steps_with_pauses_between(client: Client) -> None:
 
 
 def test_a_redrive_that_was_stopped_goes_on_when_asked_again(client: Client, server: ScriptedServer) -> None:
+    """D4: nothing is lost and nothing doubled by stopping between two steps."""
     client.create_queue("q")
     bury(client, "q", 10)
     for total in client.redrive_steps("q", rate=16, pause=lambda seconds: None):
@@ -152,6 +153,7 @@ def test_a_message_that_never_moved_has_no_home(client: Client) -> None:
 
 
 def test_an_origin_that_is_full_ends_the_redrive_with_what_was_done(client: Client) -> None:
+    """D4: what it could not take stays, and goes home when asked again."""
     moving(client, "orders", 5)
     client.update_queue("orders", max_backlog_messages=2)
     steps = client.redrive_steps("graves", to_origin=True)

@@ -29,7 +29,7 @@ from holdfast.client.protocol.errors import (
     QueueReferenced,
     ReservedName,
 )
-from holdfast.client.protocol.queries import DeadLetters, DescribeQueue, Explain, Peek, Stats
+from holdfast.client.protocol.queries import DeadLetters, DescribeQueue, Explain, FindMoved, Peek, Stats
 from holdfast.client.protocol.replies import (
     DeadListed,
     DeadRow,
@@ -46,6 +46,7 @@ from holdfast.client.protocol.replies import (
     Redriven,
     Reply,
     Settled,
+    VersionsFound,
 )
 from holdfast.client.protocol.values import GroupSettings, LeaseId, QueueId, QueueSettings
 from tests.support.machine import START_MS, Machine, produce, session_id
@@ -437,6 +438,53 @@ def test_moved_messages_go_home_to_the_group_they_died_in() -> None:
     assert (home.first, headers(home)) == (2, {"colour": "green"})
     assert take(machine).grants == (Grant(2, 2, 1, 1),)
     assert machine.do(step) == Redriven(count=0, skipped=2)
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("", [1, 2, 3]),
+        ("reason = 'rejected' and group = 'default'", [1, 2, 3]),
+        ("origin_queue = 'q' and origin_version >= 2", [2, 3]),
+        ("client_id = 'shop' and client_seq = 103", [3]),
+        ("last_error = 'boom'", [1, 2, 3]),
+        ("attempts = 1 and not move_failed", [1, 2, 3]),
+        ("key = 'k1' and payload_bytes = 3", [1]),
+        ("header['colour'] = 'green'", [1]),
+        ("header['holdfast-reason'] = 'rejected' and version <= 2", [1, 2]),
+        ("died_ms >= 1", [1, 2, 3]),
+        ("dead_seq = 1 or delivery_count = 1 or consumer_id is not null or first_delivered_ms >= 0", []),
+    ],
+)
+def test_moved_messages_are_found_by_what_their_lineage_tells(where: str, found: list[int]) -> None:
+    """D4: the filter reads where they died; what nobody wrote down is null."""
+    machine = moving(TEA, b"b", b"c")
+    kill(machine, 1, 2, 3, error="boom")
+    machine.do(produce(GRAVES, b"by hand"))
+    reply = machine.ask(FindMoved(queue_id=GRAVES, group="default", where=where))
+    assert isinstance(reply, VersionsFound)
+    assert [version for first, last in reply.versions for version in range(first, last + 1)] == found
+    assert reply.next_version is None
+
+
+@pytest.mark.parametrize(("limit", "scan"), [(1, 100), (2, 100), (100, 1), (100, 2), (1, 1)])
+def test_moved_messages_are_found_page_by_page(limit: int, scan: int) -> None:
+    """D4: a page ends by its limit or its budget, and the next one begins there: each is found once."""
+    machine = moving(*[b"m"] * 5)
+    kill(machine, 1, 2, 3, 4, 5)
+    lease_id = machine.do(Lease(queue_id=GRAVES, group="default", max_messages=1)).lease_id
+    assert lease_id
+    found: list[int] = []
+    start: int | None = 1
+    while start is not None:
+        query = FindMoved(
+            queue_id=GRAVES, group="default", where="version != 4", from_version=start, limit=limit, scan=scan
+        )
+        reply = machine.ask(query)
+        assert isinstance(reply, VersionsFound)
+        found += [version for first, last in reply.versions for version in range(first, last + 1)]
+        start = reply.next_version
+    assert found == [2, 3, 5]
 
 
 def test_an_origin_that_is_gone_ends_the_step() -> None:
