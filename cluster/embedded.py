@@ -84,7 +84,10 @@ class Node:
             raise Misuse("this node has no clock that can be moved, or does not run")
         by_ms = int(seconds * 1_000)
         self._passing.forward(min(by_ms, 0))  # refuses to go back
-        trio.from_thread.run(self._node.pass_time, by_ms, trio_token=self._token)
+        try:
+            trio.from_thread.run(self._node.pass_time, by_ms, trio_token=self._token)
+        except trio.RunFinishedError:
+            raise Misuse("this node does not run any more") from None
 
     def _run(self) -> None:
         try:

@@ -5,18 +5,17 @@ what it holds unsettled is handed back unstarted.
 """
 
 import argparse
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from threading import Event, current_thread, main_thread
+from contextlib import suppress
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from holdfast.client.cli.arguments import WrongUsage, add_group, add_verb, connected, count, duration_ms
 from holdfast.client.cli.framing import FRAMINGS, framed
 from holdfast.client.cli.output import flush, message_line, message_object, print_line, print_object
+from holdfast.client.cli.stopping import ended_gently
 from holdfast.client.protocol.errors import AckHoleCapExceeded, HoldfastError, InFlightLimit, Refused
 from holdfast.client.protocol.limits import LEASE_MESSAGES
 
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUsage("--error, --delay and --dead belong to --nack", usage=USAGE)
     if args.json and args.framing is not None:
         raise WrongUsage("--json and --as exclude each other", usage=USAGE)
-    with connected(args) as client, _ended_gently():
+    with connected(args) as client, ended_gently():
         consumer = _Consumer(client, args)
         try:
             if args.follow:
@@ -87,27 +86,6 @@ def run(args: argparse.Namespace) -> int:
         finally:
             consumer.release()
     return 0
-
-
-@contextmanager
-def _ended_gently() -> Iterator[None]:
-    """Let SIGTERM be a Ctrl-C, and Ctrl-C one also for a job in the background, whose shell has it ignored.
-
-    What stops a container or such a job must not cost its messages an attempt either.
-    """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if current_thread() is not main_thread():
-        yield  # signals are the main thread's: whoever called this from another has them in hand
-        return
-    former = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 class _Consumer:

@@ -1,8 +1,10 @@
-"""Ctrl-C in the middle of work that is done in steps: it ends between two of them, so that what was done is known."""
+"""How a command ends that is told to: gently, and where its work is done in steps, between two of them."""
 
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Self
@@ -12,7 +14,9 @@ _ENDING = b"\nholdfast: ending when the step under way is done; Ctrl-C again end
 
 
 class Stopping:
-    """Context manager for the main thread; elsewhere, where signals are not ours, it only pauses.
+    """Ctrl-C in the middle of work that is done in steps: what was done until then is known.
+
+    Context manager for the main thread; elsewhere, where signals are not ours, it only pauses.
 
     The first Ctrl-C or SIGTERM ends the work at the next `pause`, which raises KeyboardInterrupt; a second one at once.
     """
@@ -49,3 +53,24 @@ class Stopping:
             raise KeyboardInterrupt
         self._asked = True
         os.write(_STANDARD_ERROR, _ENDING)  # not print: this may have come in the middle of one
+
+
+@contextmanager
+def ended_gently() -> Iterator[None]:
+    """Let SIGTERM be a Ctrl-C, and Ctrl-C one also for a job in the background, whose shell has it ignored.
+
+    What stops a container or such a job must not cost its messages an attempt either.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if current_thread() is not main_thread():
+        yield  # signals are the main thread's: whoever called this from another has them in hand
+        return
+    former = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

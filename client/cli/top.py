@@ -27,6 +27,7 @@ from holdfast.client.cli.output import (
     print_table,
     printable,
 )
+from holdfast.client.cli.stopping import ended_gently
 from holdfast.client.protocol.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 OLD = 3  # after so many intervals without news they are called old
 DRAW_S = 0.5  # at least so often: how old the news are changes too
-NAMES_MAX = 20  # rows of nodes; a cluster has fewer
+NODES_MAX = 20  # rows of nodes; a cluster has fewer
 
 
 def add_parser(subparsers: "Subparsers") -> None:
@@ -132,7 +133,7 @@ def _draw(args: argparse.Namespace) -> None:
     from holdfast.client.cli import screen
 
     interval_s = args.interval / 1_000
-    with connected(args) as client, _keys() as pressed, screen.live() as draw:
+    with connected(args) as client, ended_gently(), _keys() as pressed, screen.live() as draw:
         news = Event()
         nodes: _Watcher[ClusterStatus] = _Watcher(client.status, interval_s, news)
         groups = _Watcher(lambda: looks.look_at_groups(client, args.queues, time.monotonic()), interval_s, news)
@@ -160,7 +161,7 @@ def _parts(nodes: "_Watcher[ClusterStatus]", groups: "_Watcher[looks.Groups]", i
     parts.append(screen.line(printable(looks.title(status)) if status is not None else "looking …", screen.HEAD))
     parts.append(screen.line("q ends", "dim"))
     if status is not None:
-        rows = looks.node_rows(status)[:NAMES_MAX]
+        rows = looks.node_rows(status)[:NODES_MAX]
         parts.append(screen.table(looks.NODE_HEAD, cells_of(rows), numbers_of(looks.NODE_HEAD, rows)))
         left -= len(rows) + 3
     for what, watcher in (("nodes", nodes), ("queues", groups)):

@@ -472,8 +472,8 @@ def test_moved_messages_are_found_page_by_page(limit: int, scan: int) -> None:
     """D4: a page ends by its limit or its budget, and the next one begins there: each is found once."""
     machine = moving(*[b"m"] * 5)
     kill(machine, 1, 2, 3, 4, 5)
-    lease_id = machine.do(Lease(queue_id=GRAVES, group="default", max_messages=1)).lease_id
-    assert lease_id
+    held = machine.do(Lease(queue_id=GRAVES, group="default", max_messages=1))
+    assert isinstance(held, Leased)
     found: list[int] = []
     start: int | None = 1
     while start is not None:

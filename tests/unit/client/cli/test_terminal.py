@@ -1,6 +1,7 @@
 """The command line in a real pseudo-terminal: tables and colours, bars, Ctrl-C in the middle, and `top`."""
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from holdfast.client.blocking import Client
 from holdfast.client.protocol.commands import Redrive
 from tests.fakes.scripted_server import ScriptedServer
+from tests.support.processes import until
 from tests.support.terminal import TerminalCommand
 from tests.unit.client.cli.conftest import ENVIRONMENT
 
@@ -112,8 +114,7 @@ def test_the_first_ctrl_c_waits_for_the_step_the_second_does_not(server: Scripte
         server.fail(Redrive, "silent_after")
     with TerminalCommand("dead", "redrive", "q", connect=server.address) as command:
         command.until("redrive q")
-        while not server.brain.count(Redrive):
-            pass  # it is asked for within moments of the bar
+        until(lambda: server.brain.count(Redrive), "a step is under way")
         command.interrupt()
         command.until("ending when the step under way is done")
         command.interrupt()
@@ -147,10 +148,16 @@ def test_top_draws_what_happens_and_ends_with_q(server: ScriptedServer, client: 
         assert command.leaves_the_terminal_as_it_was()
 
 
-def test_top_ends_with_ctrl_c_and_leaves_the_terminal_as_it_was(server: ScriptedServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_top_ends_with_a_signal_and_leaves_the_terminal_as_it_was(
+    server: ScriptedServer, number: signal.Signals
+) -> None:
     with TerminalCommand("top", connect=server.address) as command:
         command.until("leader n1")
-        command.interrupt()
+        if number is signal.SIGINT:
+            command.interrupt()
+        else:
+            command.send(number)
         assert command.end() == 0
         assert command.leaves_the_terminal_as_it_was()
 

@@ -14,6 +14,7 @@ from holdfast.client.calls import Stats
 from holdfast.client.protocol.errors import BadValue, LeaseExpired, Misuse
 from holdfast.client.testing.broker import Broker
 from holdfast.cluster.embedded import Node
+from tests.support.processes import until
 
 HOUR_S = 3_600
 
@@ -40,8 +41,7 @@ def polling(broker: Broker, client: Client, queue: str, wait_ms: int) -> tuple[T
 
     thread = Thread(target=poll)
     thread.start()
-    while not broker.parked:
-        pass  # the node parks it within a turn or two
+    until(lambda: broker.parked, "the poll is parked")
     return thread, got
 
 
@@ -189,6 +189,13 @@ def test_time_never_goes_back(broker: Broker) -> None:
 def test_a_node_has_a_clock_of_its_own_only_if_it_is_given_one(tmp_path: Path) -> None:
     with Node(tmp_path) as node, pytest.raises(Misuse):
         node.advance(1)
+
+
+def test_a_broker_that_has_ended_has_no_clock() -> None:
+    with Broker() as broker:
+        pass
+    with pytest.raises(Misuse):
+        broker.clock.advance(1)
 
 
 def test_each_broker_has_its_own_messages_and_its_own_time(broker: Broker) -> None:
