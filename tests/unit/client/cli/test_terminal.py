@@ -124,14 +124,6 @@ def test_the_first_ctrl_c_waits_for_the_step_the_second_does_not(server: Scripte
     assert client.redrive("q").matched == 0  # it had happened
 
 
-def test_long_work_shows_that_it_goes_on_and_its_figures_stay_on_standard_output(server: ScriptedServer) -> None:
-    line = ["bench", "latency", "--nodes", "1", "--seconds", "0.5", "--json"]
-    with TerminalCommand(*line, connect=server.address) as command:
-        command.until("bench latency")
-        command.until(r'\{"work": "latency"')
-        assert command.end() == 0
-
-
 # Top ---------------------------------------------------------------------------------------------------
 
 
