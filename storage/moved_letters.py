@@ -25,14 +25,22 @@ LINEAGE = {
 
 
 def find(view: View, queue: QueueRow, group: GroupRow, query: FindMoved) -> VersionsFound:
-    """Available versions with lineage that match, ascending; a page ends by its limit or its scan budget."""
+    """Available versions with lineage that match, ascending; a page ends by its limit or its scan budget.
+
+    A batch counts for the budget like a version: many of them may have nothing that is available.
+    """
     where = filters.parse(query.where) if query.where.strip() else None
     found: list[tuple[int, int]] = []
     count = scanned = 0
-    for batch in view.batches(queue.q, query.from_version, queue.tail):
-        columns, body = view.content(queue.q, batch.first, batch.blob)
+    for walked, batch in enumerate(view.batches(queue.q, query.from_version, queue.tail)):
         low = max(query.from_version, batch.first)
-        for version, _ in origin.available(view, group, batch, low, batch.last):
+        if walked >= query.scan:
+            return VersionsFound(versions=tuple(found), next_version=low)
+        versions = [version for version, _ in origin.available(view, group, batch, low, batch.last)]
+        if not versions:
+            continue
+        columns, body = view.content(queue.q, batch.first, batch.blob)
+        for version in versions:
             if scanned >= query.scan or count >= query.limit:
                 return VersionsFound(versions=tuple(found), next_version=version)
             scanned += 1

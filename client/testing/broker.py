@@ -10,11 +10,13 @@
 Everything is as in a cluster but the disk: `fsync="os"` spares the test the sync of each request.
 """
 
+import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -58,7 +60,7 @@ class Broker:
         from holdfast.cluster.passing import Passing
 
         passing = Passing(time.monotonic, real_wall_ms)
-        self._folder = tempfile.mkdtemp(prefix="holdfast-")
+        self._folder = Path(tempfile.gettempdir()) / f"holdfast-{secrets.token_hex(8)}"  # the node makes it
         self._node = Node(self._folder, fsync=fsync, log=log, passing=passing)
         self._clients: list[Client] = []
         self.clock = Clock(self._node.advance, passing.stop, passing.go)

@@ -1,16 +1,14 @@
 """The examples in the documents run: each page's python blocks in order, in one namespace, against a real node.
 
 `ADDRESSES` is where the node is; the addresses of `holdfast up`, written out, mean the same. Functions named like
-tests are called with the fixtures of the test kit. Pages in CLUSTERS get three processes, and their consoles run in a
+tests are called with the broker of the test kit. Pages in CLUSTERS get three processes, and their consoles run in a
 shell. Pages are found, not listed: a new one with examples runs without a word here.
 """
 
-import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +72,12 @@ class Page:
         # So many empty lines before it, that a traceback names the lines of the page.
         exec(compile("\n" * (block.line - 1) + source, str(self._path), "exec"), self._names)
         for name in [each for each in self._names if each.startswith("test_") and each not in known]:
-            call_with_fixtures(self._names[name])
+            call_with_fixture(self._names[name])
 
 
-def call_with_fixtures(test: Any) -> None:
-    with ExitStack() as stack:
-        broker = stack.enter_context(Broker())
-        known: dict[str, Any] = {"broker": broker, "client": broker.client()}
-        test(**{name: known[name] for name in inspect.signature(test).parameters})
+def call_with_fixture(test: Callable[[Broker], None]) -> None:
+    with Broker() as broker:
+        test(broker)
 
 
 def type_in(block: Block, processes: Processes) -> None:

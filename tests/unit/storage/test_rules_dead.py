@@ -487,6 +487,18 @@ def test_moved_messages_are_found_page_by_page(limit: int, scan: int) -> None:
     assert found == [2, 3, 5]
 
 
+def test_looking_for_moved_messages_is_bounded_also_where_none_is_available() -> None:
+    """D4: a page walks over so many batches at most, and the next one goes on behind them."""
+    machine = moving(b"a")
+    for _ in range(5):
+        machine.do(produce(GRAVES, b"by hand"))
+    take(machine, GRAVES)
+    page = machine.ask(FindMoved(queue_id=GRAVES, group="default", scan=2))
+    assert page == VersionsFound(versions=(), next_version=3)
+    page = machine.ask(FindMoved(queue_id=GRAVES, group="default", scan=2, from_version=5))
+    assert page == VersionsFound(versions=(), next_version=None)
+
+
 def test_an_origin_that_is_gone_ends_the_step() -> None:
     """D4: a deleted origin, and one created again, are told apart, and the message stays where it is."""
     machine = moving(b"a")

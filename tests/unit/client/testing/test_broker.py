@@ -222,11 +222,12 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_the_fixtures_are_there_for_who_imports_them(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("from holdfast.client.testing.fixtures import broker, client  # noqa: F401\n")
+def test_the_fixture_is_there_for_who_imports_it(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from holdfast.client.testing.fixtures import broker  # noqa: F401\n")
     (tmp_path / "test_it.py").write_text(
         """
-def test_retry(broker, client):
+def test_retry(broker):
+    client = broker.client()
     client.create_queue("q")
     client.produce("q", [b"a"], delay_ms=60_000)
     assert not client.lease("q")
@@ -234,8 +235,8 @@ def test_retry(broker, client):
     assert client.lease("q")
 
 
-def test_each_test_begins_empty(client):
-    assert client.queues() == []
+def test_each_test_begins_empty(broker):
+    assert broker.client().queues() == []
 """
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
