@@ -1,9 +1,10 @@
 """What `holdfast top` has seen: a look at nodes and groups, and what two of them say about rates.
 
 A look has two halves that do not wait for each other: who leads is told by each node for itself, also while there is no
-leader to ask for the counters of a group.
+leader to ask for the counters of a group. Only `look_at_groups` asks and reads clocks.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,10 @@ Place = tuple[str, str]  # queue and group
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The counters of groups at one time; `left_out` are those that were not asked for."""
+    """The counters of groups at one time, by both clocks of this machine; `left_out` are those not asked for."""
 
     at_s: float
+    wall_ms: int
     stats: Mapping[Place, "Stats"]
     left_out: int = 0
 
@@ -38,8 +40,9 @@ class Rates:
     acked: float | None = None
 
 
-def look_at_groups(client: "Client", queues: Sequence[str], now_s: float) -> Groups:
+def look_at_groups(client: "Client", queues: Sequence[str]) -> Groups:
     """Of these queues, or of all. What is deleted meanwhile is left out."""
+    now_s, wall_ms = time.monotonic(), time.time_ns() // 1_000_000
     found: dict[Place, Stats] = {}
     left_out = 0
     for name in queues or client.queues():
@@ -52,7 +55,7 @@ def look_at_groups(client: "Client", queues: Sequence[str], now_s: float) -> Gro
         except Refused:
             if queues:
                 raise
-    return Groups(now_s, found, left_out)
+    return Groups(now_s, wall_ms, found, left_out)
 
 
 def rates(before: Groups | None, now: Groups) -> dict[Place, Rates]:
@@ -76,9 +79,10 @@ def waiting(stats: "Stats") -> int:
     return stats.ready + stats.delayed + stats.in_flight
 
 
-def oldest_age_ms(stats: "Stats") -> int | None:
-    """How long the oldest unsettled message has been there."""
-    return None if stats.oldest_ms is None else max(stats.as_of_ms - stats.oldest_ms, 0)
+def oldest_age_ms(stats: "Stats", wall_ms: int) -> int | None:
+    """How long the oldest unsettled message has been there: by our own clock, for where nothing happens committed time
+    stands still."""
+    return None if stats.oldest_ms is None else max(max(stats.as_of_ms, wall_ms) - stats.oldest_ms, 0)
 
 
 def in_order(now: Groups) -> list[tuple[Place, "Stats"]]:
@@ -99,7 +103,7 @@ def as_json(status: "ClusterStatus", before: Groups | None, now: Groups) -> dict
                 "in_flight": stats.in_flight,
                 "dead": stats.dead,
                 "holes": stats.holes,
-                "oldest_age_ms": oldest_age_ms(stats),
+                "oldest_age_ms": oldest_age_ms(stats, now.wall_ms),
                 "produced_per_s": found[place].produced,
                 "acked_per_s": found[place].acked,
             }
@@ -132,7 +136,7 @@ def group_rows(before: Groups | None, now: Groups) -> list[tuple[object, ...]]:
             *place,
             *(stats.ready, stats.delayed, stats.in_flight, stats.dead),
             *(_rate(found[place].produced), _rate(found[place].acked)),
-            _age(oldest_age_ms(stats)),
+            _age(oldest_age_ms(stats, now.wall_ms)),
         )
         for place, stats in in_order(now)
     ]

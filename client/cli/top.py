@@ -70,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
 def _print_objects(args: argparse.Namespace) -> None:
     """An object a look, until Ctrl-C; with --once the one that has rates."""
     with connected(args) as client:
-        before = None if not args.once else looks.look_at_groups(client, args.queues, time.monotonic())
+        before = None if not args.once else looks.look_at_groups(client, args.queues)
         while True:
             if before is not None:
                 time.sleep(args.interval / 1_000)
-            now = looks.look_at_groups(client, args.queues, time.monotonic())
+            now = looks.look_at_groups(client, args.queues)
             print_object(looks.as_json(client.status(), before, now))
             flush()
             if args.once:
@@ -84,9 +84,9 @@ def _print_objects(args: argparse.Namespace) -> None:
 
 def _print_once(args: argparse.Namespace) -> None:
     with connected(args) as client:
-        before = looks.look_at_groups(client, args.queues, time.monotonic())
+        before = looks.look_at_groups(client, args.queues)
         time.sleep(args.interval / 1_000)
-        now = looks.look_at_groups(client, args.queues, time.monotonic())
+        now = looks.look_at_groups(client, args.queues)
         status = client.status()
     print_line(looks.title(status))
     print_table(looks.NODE_HEAD, looks.node_rows(status))
@@ -136,7 +136,7 @@ def _draw(args: argparse.Namespace) -> None:
     with connected(args) as client, ended_gently(), _keys() as pressed, screen.live() as draw:
         news = Event()
         nodes: _Watcher[ClusterStatus] = _Watcher(client.status, interval_s, news)
-        groups = _Watcher(lambda: looks.look_at_groups(client, args.queues, time.monotonic()), interval_s, news)
+        groups = _Watcher(lambda: looks.look_at_groups(client, args.queues), interval_s, news)
         try:
             while True:
                 draw(_parts(nodes, groups, interval_s))
