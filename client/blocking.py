@@ -298,7 +298,7 @@ class Client:
     ) -> c.Part:  # fmt: skip
         """Put one chunk of a part aside, invisible until `publish` is given what this gives (X2).
 
-        A text names a job; a `Stream(app, seq)` numbers its transactions without gaps.
+        A text names a job; `(app, seq)` is a transaction of a stream, which numbers its own without gaps.
         """
         return self._run(staged.stage(self._names, txn, queue, payloads, part, attempt, chunk, expires_ms))
 

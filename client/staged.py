@@ -17,7 +17,7 @@ from holdfast.client.protocol.commands import Part
 from holdfast.client.protocol.errors import BadValue
 from holdfast.client.protocol.values import Job, Stream, TxnId
 
-Txn = str | TxnId  # a text names a job
+Txn = str | tuple[str, int] | TxnId  # a text names a job, app and number a transaction of a stream
 EXPIRES_MS = 3_600_000
 
 
@@ -86,7 +86,13 @@ def whole(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def txn_id(txn: Txn) -> TxnId:
-    return txn if isinstance(txn, Stream | Job) else Job(txn)
+    match txn:
+        case str():
+            return Job(txn)
+        case (app, seq):
+            return Stream(app, seq)
+        case _:
+            return txn
 
 
 def _by_name(names: Names, versions: Iterable[tuple[int, int, int]]) -> Steps[dict[str, list[int]]]:

@@ -126,7 +126,8 @@ def test_a_stream_is_numbered_and_belongs_to_its_query(client: Client) -> None:
         client.publish(Stream("app", 1), [part], fence="query-2")
     assert client.publish(Stream("app", 1), [part], fence="query-1").versions == {"orders": [2]}
     assert client.publish(Stream("app", 0), [part], fence="query-1").replayed
-    client.forget_txn(Stream("app", 1))
+    assert client.txn_status(("app", 1)) == client.txn_status(Stream("app", 1))
+    client.forget_txn(("app", 1))
     assert client.txn_status(Stream("app", 1)).state == "unknown"
 
 
