@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from holdfast.client import calls, leases, options, staged, status, streams
 from holdfast.client.calls import (
@@ -344,6 +345,7 @@ class Client:
     async def _run(self, steps: Steps[T], extra_s: float = 0.0) -> T:
         """Take all steps within one timeout. Raises what the last of them could not get over."""
         loop = self._started()
+        await checkpoint_if_cancelled()  # who is cancelled already asks for nothing
         deadline_s = anyio.current_time() + self._options.timeout_s + extra_s
         try:
             request = next(steps)
@@ -449,6 +451,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Received:
+        await checkpoint_if_cancelled()  # nor is it handed anything
         while True:
             message = await self._next_in_hand()
             if message is not None:

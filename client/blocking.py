@@ -522,7 +522,7 @@ def _ask_node(address: Address, deadline_s: float) -> Heard:
                     return heard
                 sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
         return status.hung_up(address)
-    except (OSError, UnicodeError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         return status.unreachable(address, error)
 
 

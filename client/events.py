@@ -95,7 +95,9 @@ def parse_addresses(addresses: str) -> list[Address]:
     return [part.strip() for part in addresses.split(",") if part.strip()]
 
 
-def host_and_port(address: Address) -> tuple[str, str]:
-    """What a socket is given. An address that is none fails there."""
+def host_and_port(address: Address) -> tuple[str, int]:
+    """What a socket is given. Raises ValueError for what has no port."""
     host, _, port = address.rpartition(":")
-    return host.strip("[]"), port
+    if not 0 < int(port) < 65_536:
+        raise ValueError(f"{port} is no port")
+    return host.strip("[]"), int(port)

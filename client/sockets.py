@@ -257,13 +257,12 @@ class Loop:
 
     def _connect(self, address: Address) -> None:
         """Names are looked up here; of several results each try takes the next."""
-        host, port = host_and_port(address)
         tries = self._tries[address] = self._tries.get(address, -1) + 1
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM)
             family, kind, protocol, _, where = found[tries % len(found)]
             sock = socket.socket(family, kind, protocol)
-        except (OSError, UnicodeError, OverflowError):
+        except (OSError, ValueError):  # also a name that has no form
             self._tell(Disconnected(address))
             return
         sock.setblocking(False)

@@ -38,8 +38,8 @@ from holdfast.client.status import Heard
 
 RECEIVE_BYTES = 262_144  # a lease reply of a thousand small messages in one piece
 
-# A name that is none, a port that is none, a peer that is gone.
-_LOST = (OSError, UnicodeError, OverflowError, ValueError, anyio.EndOfStream, anyio.BrokenResourceError)
+# A peer that is gone or was never there, an address that is none, a stream that our other task has closed.
+_LOST = (OSError, ValueError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class _Connection:
@@ -171,8 +171,7 @@ class Loop:
         """One connection from its beginning to its end, its own or the core's."""
         with connection.scope:
             try:
-                host, port = host_and_port(connection.address)
-                stream = await anyio.connect_tcp(host, int(port))
+                stream = await anyio.connect_tcp(*host_and_port(connection.address))
             except _LOST:
                 self._lost(connection)
                 return
@@ -244,8 +243,7 @@ async def ask_nodes(addresses: Sequence[Address], wait_s: float) -> dict[Address
 async def _ask_node(address: Address) -> Heard:
     exchange = status.Exchange()
     try:
-        host, port = host_and_port(address)
-        async with await anyio.connect_tcp(host, int(port)) as stream:
+        async with await anyio.connect_tcp(*host_and_port(address)) as stream:
             await stream.send(exchange.opening())
             while True:
                 heard = exchange.feed(await stream.receive())
@@ -253,5 +251,5 @@ async def _ask_node(address: Address) -> Heard:
                     return heard
     except (anyio.EndOfStream, anyio.BrokenResourceError):
         return status.hung_up(address)
-    except (OSError, UnicodeError, OverflowError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return status.unreachable(address, error)

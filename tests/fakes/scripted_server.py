@@ -79,7 +79,7 @@ class Brain:
         """
         with self.changed:
             command = request.command
-            if isinstance(command, Lease) and command.wait_ms:
+            if isinstance(command, Lease) and command.wait_ms and not self._knows(request):
                 self.parked += 1
                 self.changed.notify_all()
                 until_s = time.monotonic() + command.wait_ms / 1000
@@ -122,6 +122,11 @@ class Brain:
         with self.changed:
             return sum(isinstance(request.command, kind) for request in self.applied)
 
+    def _knows(self, request: Request) -> bool:
+        """Whether something was asked under this number before: then there is an answer, whatever is available."""
+        number = (request.session, request.request_seq)
+        return any((before.session, before.request_seq) == number for before in self.applied)
+
     def _ready(self, lease: Lease) -> bool:
         self._touch(lease.queue_id)
         with self._store.read() as txn:
@@ -151,6 +156,7 @@ class ScriptedServer:
         self.fsync: Fsync = "always"
         self.members: list[ScriptedServer] = [self]  # as this node knows them
         self.faults: list[Fault] = []
+        self.when_failed: Callable[[], None] = lambda: None  # called as a fault is met
         self.frozen = False  # reads everything, says nothing
         self.arrived: list[Request | Inquiry] = []
         self.connections = 0
@@ -173,11 +179,17 @@ class ScriptedServer:
         with self.brain.changed:
             assert self.brain.changed.wait_for(lambda: self.brain.parked == count, within_s), "they do not wait"
 
-    def await_applied(self, kind: type[Command], within_s: float = 20.0) -> None:
-        """Until a request of this kind has reached the state."""
+    def await_applied(self, kind: type[Command], within_s: float = 20.0, times: int = 1) -> None:
+        """Until requests of this kind have reached the state."""
         with self.brain.changed:
-            reached = lambda: any(isinstance(request.command, kind) for request in self.brain.applied)  # noqa: E731
-            assert self.brain.changed.wait_for(reached, within_s), f"no {kind.__name__} came"
+            reached = lambda: self.brain.count(kind) >= times  # noqa: E731
+            assert self.brain.changed.wait_for(reached, within_s), f"{self.brain.count(kind)} {kind.__name__} came"
+
+    def await_arrived(self, kind: type[Command], within_s: float = 20.0) -> None:
+        """Until a request of this kind has come to this node, whatever becomes of it."""
+        with self.brain.changed:
+            came = lambda: any(isinstance(a, Request) and isinstance(a.command, kind) for a in self.arrived)  # noqa: E731
+            assert self.brain.changed.wait_for(came, within_s), f"no {kind.__name__} came"
 
     def start(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self._port))
@@ -229,7 +241,9 @@ class ScriptedServer:
 
     def _take(self, connection: socket.socket, message: FromClient | Unusable) -> None:
         if isinstance(message, Request | Inquiry):
-            self.arrived.append(message)
+            with self.brain.changed:
+                self.arrived.append(message)
+                self.brain.changed.notify_all()
         if self.frozen:
             return
         match message:
@@ -254,6 +268,7 @@ class ScriptedServer:
         fault = next((fault for fault in self.faults if isinstance(what, fault.kind)), None)
         if fault is not None:
             self.faults.remove(fault)
+            self.when_failed()
         fate = fault.fate if fault is not None else None
         if isinstance(fate, HoldfastError):
             _send(connection, Declined(message.request_id, fate))
