@@ -5,8 +5,8 @@ and one that is the core's clock. All of them run on one event loop, so nothing 
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, assert_never
 
 import anyio
 from anyio.abc import SocketStream, TaskGroup
@@ -157,7 +157,7 @@ class Loop:
                 asked.told.set()
             case Connect(address=address):
                 connection = self._connections[address] = _Connection(address)
-                self._group.start_soon(self._serve, connection)
+                self._group.start_soon(self._task, self._serve, connection)
             case Close(address=address):
                 self._close(address)
             case WakeAt(at_s=at_s):
@@ -166,6 +166,13 @@ class Loop:
                     self._changed.set()
             case unknown:
                 assert_never(unknown)
+
+    async def _task(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Errors are for those who ask: no task ends the client's block with them."""
+        try:
+            await work(*arguments)
+        except Exception as error:
+            self._fail(error)
 
     async def _serve(self, connection: _Connection) -> None:
         """One connection from its beginning to its end, its own or the core's."""
@@ -177,7 +184,7 @@ class Loop:
                 return
             try:
                 self._tell(Connected(connection.address))
-                self._group.start_soon(self._send, connection, stream)
+                self._group.start_soon(self._task, self._send, connection, stream)
                 await self._receive(connection, stream)
             finally:
                 await anyio.aclose_forcefully(stream)
@@ -217,6 +224,8 @@ class Loop:
 
     def _fail(self, error: Exception) -> None:
         """A bug of ours must not leave callers waiting for ever."""
+        if self._failed:
+            return
         self._broken, self._failed = error, True
         for asked in self._callers.values():
             asked.told.set()
