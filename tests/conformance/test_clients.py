@@ -203,6 +203,7 @@ async def test_a_settle_that_is_refused_in_part_says_which(here: Here) -> None:
 
 @on_every_shell
 async def test_a_lease_belongs_to_the_session_that_took_it(here: Here) -> None:
+    """A2: also to another client of the same process."""
     client, q = await here.filled(b"1")
     lease = await client.lease(q)
     async with here.another() as other:

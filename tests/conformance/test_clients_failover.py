@@ -155,7 +155,7 @@ KINDS: list[type[Kind]] = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_leader_costs_a_pause_and_nothing_else(name: Name, tmp_path: Path) -> None:
-    """Each kind of call is on its way as each leader dies, and all outcomes are as if none had."""
+    """A1, A2: Each kind of call is on its way as each leader dies, and all outcomes are as if none had."""
     shell = Shell(name)
 
     async def main() -> None:

@@ -130,7 +130,7 @@ async def everything(client: Any) -> None:
 @pytest.mark.parametrize("fate", ["drop_before", "drop_after"])
 @pytest.mark.parametrize("kind", [*COMMANDS, *QUERIES], ids=lambda kind: kind.__name__)
 def test_a_lost_request_or_reply_costs_nothing(shell: Shell, server: ScriptedServer, kind: type, fate: Fate) -> None:
-    """Twice lost, then answered: each is done once, and its caller sees the answer of the first time."""
+    """A1: Twice lost, then answered: each is done once, and its caller sees the answer of the first time."""
     server.fail(kind, fate, fate)
     run(shell, server.address, everything)
     assert not server.faults
@@ -148,6 +148,7 @@ def test_a_leader_that_goes_with_the_answer_is_left_for_its_successor(
 
 
 def test_a_retry_carries_the_identity_of_the_first_attempt(shell: Shell, server: ScriptedServer) -> None:
+    """A1, A2: nobody can tell it from the first, so it is done once."""
     filled(server.address)
     full = Overloaded(limit_name="x", limit=1, retry_after_ms=1)
 
@@ -237,6 +238,7 @@ def test_a_cluster_that_forgot_everything_is_met_with_a_fresh_session(shell: She
 
 
 def test_what_may_have_happened_is_indeterminate_and_says_how_to_find_out(shell: Shell, server: ScriptedServer) -> None:
+    """A2: sent, and never answered."""
     filled(server.address)
 
     async def main(client: Any) -> None:
@@ -255,6 +257,7 @@ def test_what_may_have_happened_is_indeterminate_and_says_how_to_find_out(shell:
 
 
 def test_what_cannot_have_happened_is_unavailable(shell: Shell, server: ScriptedServer) -> None:
+    """A2: declined each time, or never sent."""
     filled(server.address)
     before = server.brain.count(Produce)
 
@@ -290,6 +293,7 @@ def test_nobody_at_home_is_connect_failed(shell: Shell) -> None:
 
 
 def test_an_ack_that_may_have_happened_is_recognised_when_asked_again(shell: Shell, server: ScriptedServer) -> None:
+    """A2: only this session can have done it."""
     filled(server.address, b"1", b"2")
 
     async def main(client: Any) -> None:

@@ -98,6 +98,7 @@ shells = pytest.mark.parametrize("shell", [*BACKENDS, "blocking"])
 
 @shells
 def test_a_parked_lease_is_gone_with_its_caller(shell: str, server: ScriptedServer) -> None:
+    """L7: who does not wait any more gets nothing."""
     filled(server.address)
     left(shell, server.address, leasing, server.await_parked, partial(server.await_parked, 0))
     filled_again(server.address)
@@ -112,7 +113,7 @@ def filled_again(address: str) -> None:
 
 @shells
 def test_a_lease_that_was_granted_meanwhile_is_released(shell: str, server: ScriptedServer) -> None:
-    """It crosses its withdrawal; the release costs no attempt."""
+    """L7: It crosses its withdrawal; the release costs no attempt."""
     filled(server.address, b"1")
     server.fail(Lease, "late")
     left(
@@ -130,6 +131,7 @@ def test_a_lease_that_was_granted_meanwhile_is_released(shell: str, server: Scri
 def test_a_lease_whose_answer_is_lost_after_its_caller_went_is_found_and_released(
     shell: str, server: ScriptedServer
 ) -> None:
+    """L7, L4: found under its number, not granted anew."""
     filled(server.address, b"1")
     server.fail(Lease, "silent_after")
 
@@ -231,7 +233,7 @@ def test_a_cancelled_consumer_hands_back_what_it_holds(backend: str, server: Scr
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_hundred_that_are_cancelled_leave_nothing_on_a_real_node(backend: str, tmp_path: Path) -> None:
-    """Half of them parked, half of them in a race with the messages that come."""
+    """L7: Half of them parked, half of them in a race with the messages that come."""
 
     async def main() -> None:
         async with aio.Client(node.address) as client, aio.Client(node.address) as other:

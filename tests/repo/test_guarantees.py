@@ -22,9 +22,6 @@ RULES = [
     "X1", "X2",
     "Q1", "Q2", "E1",
 ]  # fmt: skip
-# What no test of the state machine or of a node can show. A rule leaves this list when a test of the client has come.
-LATER = {"A2": "with the client"}
-LATER_WORDS = sorted(set(LATER.values()))
 HEADER = ["rule", "what is promised", "tests that try to break it"]
 
 
@@ -40,10 +37,6 @@ class Row:
     @property
     def tests(self) -> list[str]:
         return re.findall(r"`([^`]*)`", self.cells[-1])
-
-    @property
-    def later(self) -> list[str]:
-        return [words for words in LATER_WORDS if words in self.cells[-1]]
 
 
 @dataclass(frozen=True)
@@ -92,10 +85,8 @@ def problems(row: Row) -> list[str]:
     if len(row.cells) != len(HEADER) or not all(row.cells):
         return ["needs a rule, a promise and tests, and nothing else"]
     found = []
-    if not row.tests and not row.later:
+    if not row.tests:
         found.append("names no test")
-    if row.later != ([LATER[row.rule]] if row.rule in LATER else []):
-        found.append(f"says {row.later}")
     if len(set(row.tests)) != len(row.tests):
         found.append("names a test twice")
     return found + [f"{name} {problem}" for name in row.tests if (problem := doubt(row.rule, name))]
@@ -137,8 +128,6 @@ def without_tests(row: str) -> str:
         ("L3", lambda row: re.sub(r"^(\| L3 \|)[^|]*", r"\1 ", row), "needs a rule, a promise and tests"),
         ("L3", lambda row: row.replace(" |\n", " | more |\n"), "needs a rule, a promise and tests"),
         ("L3", lambda row: without_tests(row).replace(" |\n", " soon |\n"), "names no test"),
-        ("P8", lambda row: row.replace(" |\n", "<br>with the client |\n"), "says ['with the client']"),
-        ("A2", lambda row: row.replace("with the client", "later"), "says []"),
         ("L3", lambda row: row.replace("::test_five", "::test_six"), "does not exist"),
         ("L3", lambda row: row.replace("test_rules_lease", "test_rules_released"), "does not exist"),
         ("L3", lambda row: row.replace("::", " ", 1), "does not exist"),

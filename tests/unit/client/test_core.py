@@ -263,6 +263,7 @@ def test_a_declined_first_attempt_did_not_happen(error: HoldfastError, outcome: 
 
 @pytest.mark.parametrize("error", [FULL, NotLeader(leader=None), NoLeader()])
 def test_a_declined_retry_leaves_the_first_attempt_open(error: HoldfastError) -> None:
+    """A2: a node's own no says nothing of the fold."""
     script, call, _ = interrupted_at("sent", timeout_s=0.04)
     script.welcome("a")
     script.decline("a", script.request("a"), error)
@@ -297,6 +298,7 @@ def test_a_wrong_call_is_over_at_once() -> None:
 
 @pytest.mark.parametrize("error", [SessionExpired(), RequestSuperseded(request_seq=1, done_below=2)])
 def test_a_forgotten_answer_to_a_retry_is_indeterminate(error: HoldfastError) -> None:
+    """A2: the first attempt may have happened."""
     script, call, _ = interrupted_at("sent")
     script.welcome("a")
     script.refuse("a", script.request("a"), error)

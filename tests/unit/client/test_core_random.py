@@ -341,6 +341,7 @@ SELDOM = ["drop", "elect", "forget", "put_off", "wait", "leave", "leave", "grant
 @settings(max_examples=600)
 @given(st.lists(st.tuples(st.sampled_from(OFTEN + SELDOM), st.integers(0, 7)), min_size=20, max_size=100))
 def test_nothing_is_done_twice_and_every_call_is_over_once(steps: list[tuple[str, int]]) -> None:
+    """A1, A2: by random schedules."""
     world = World()
     world.call(0)
     world.heal("a")
