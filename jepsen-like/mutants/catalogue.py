@@ -1,6 +1,7 @@
 """Every mutant. A family is a file with a tuple of them: one import here, and one line in `MUTANTS`."""
 
 from holdfast.jepsen.mutants.bytes import BYTES_MUTANTS
+from holdfast.jepsen.mutants.client import CLIENT_MUTANTS
 from holdfast.jepsen.mutants.dead import DEAD_MUTANTS
 from holdfast.jepsen.mutants.delays import DELAYS_MUTANTS
 from holdfast.jepsen.mutants.groups import GROUPS_MUTANTS
@@ -29,4 +30,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *RAFT_MUTANTS,
     *SIMULATED_MUTANTS,
     *HAND_MUTANTS,
+    *CLIENT_MUTANTS,
 )
