@@ -223,6 +223,19 @@ def test_a_conversation_goes_on_over_a_leader_that_freezes_again_and_again(
     run(shell, joined(nodes), main, timeout_ms=30_000)
 
 
+def test_a_slow_leader_is_waited_for_and_asked_once(shell: Shell, nodes: list[ScriptedServer]) -> None:
+    """The others say that it leads, and it answers pings: silence alone moves nobody."""
+    nodes[0].slow_s = 0.6
+
+    async def main(client: Any) -> None:
+        await client.create_queue("q")
+        assert (await client.produce("q", [b"1"])).versions == [1]
+
+    run(shell, joined(nodes), main, timeout_ms=30_000)
+    assert (nodes[0].brain.count(CreateQueue), nodes[0].brain.count(Produce)) == (1, 1)
+    assert nodes[0].connections == 1
+
+
 def test_a_cluster_that_forgot_everything_is_met_with_a_fresh_session(shell: Shell, server: ScriptedServer) -> None:
     async def main(client: Any) -> None:
         await client.create_queue("q")

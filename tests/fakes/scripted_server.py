@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from threading import Condition, Thread
+from threading import Condition, Thread, Timer
 from typing import Literal
 
 from holdfast.client.protocol import codec
@@ -156,6 +156,7 @@ class ScriptedServer:
         self.fsync: Fsync = "always"
         self.members: list[ScriptedServer] = [self]  # as this node knows them
         self.faults: list[Fault] = []
+        self.slow_s = 0.0  # how long a command takes to be answered, while others are
         self.when_failed: Callable[[], None] = lambda: None  # called as a fault is met
         self.frozen = False  # reads everything, says nothing
         self.arrived: list[Request | Inquiry] = []
@@ -258,6 +259,8 @@ class ScriptedServer:
                 with self.brain.changed:
                     self._withdrawn.add((connection, request_id))
                     self.brain.changed.notify_all()
+            case Request() if self.slow_s:
+                Timer(self.slow_s, self._decide, (connection, message)).start()
             case Request(command=Lease(wait_ms=wait_ms)) if wait_ms:
                 Thread(target=self._decide, args=(connection, message), daemon=True).start()
             case _:

@@ -1,5 +1,6 @@
 """The async client on trio and on asyncio: what is its own beside the calls, which the conformance suite has."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -82,6 +83,23 @@ def test_a_timeout_around_the_block_ends_it(run: Run, server: ScriptedServer) ->
         assert scope.cancelled_caught
 
     run(main)
+
+
+def test_asyncios_own_timeouts_and_cancellations_withdraw_a_lease_too(server: ScriptedServer) -> None:
+    async def main() -> None:
+        async with Client(server.address) as client:
+            await client.create_queue("q")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.lease("q", wait_ms=20_000), 0.05)
+            await asyncio.to_thread(server.await_parked, 0)
+            task = asyncio.create_task(client.lease("q", wait_ms=20_000))
+            await asyncio.to_thread(server.await_parked)
+            task.cancel()
+            await asyncio.to_thread(server.await_parked, 0)
+            await client.produce("q", [b"1"])
+            assert [message.attempts for message in await client.lease("q")] == [1]
+
+    asyncio.run(main())
 
 
 def test_closing_frees_who_waits(run: Run, server: ScriptedServer) -> None:
