@@ -78,6 +78,8 @@ class Loop:
         self._callers: dict[CallId, Asked] = {}
         self._connections: dict[Address, _Connection] = {}
         self._tries: dict[Address, int] = {}
+        # One buffer for all: a new one of this size would be mapped and unmapped by the system for every answer.
+        self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
         for end in (self._bell, self._ringer):
@@ -244,10 +246,10 @@ class Loop:
                 self._flush(connection)
                 return
             if events & selectors.EVENT_READ:
-                data = connection.sock.recv(RECEIVE_BYTES)
-                if not data:
+                size = connection.sock.recv_into(self._received)
+                if not size:
                     raise ConnectionResetError
-                self._tell(BytesReceived(connection.address, data))
+                self._tell(BytesReceived(connection.address, bytes(self._received[:size])))
             if events & selectors.EVENT_WRITE and self._connections.get(connection.address) is connection:
                 self._flush(connection)
         except BlockingIOError:
