@@ -7,8 +7,9 @@ A client lives in the event loop, and in the process, in which its block was ent
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -43,6 +44,9 @@ from holdfast.client.status import ClusterStatus
 from holdfast.client.streams import Loop
 from holdfast.client.transactions import Collected
 from holdfast.client.unwanted import LINGER_S
+
+if TYPE_CHECKING:
+    from holdfast.client.aio_producer import Producer
 
 T = TypeVar("T")
 
@@ -161,6 +165,18 @@ class Client:
     async def forget_producer(self, queue: str, client_id: str) -> None:
         """End what the queue remembers of this producer: numbers that it used would be taken for new ones (P5)."""
         await self._ask(queue, r.Done, lambda i: c.ForgetProducer(queue_id=i, client_id=client_id))
+
+    def producer(
+        self, queue: str, client_id: str, window: int = 1000, outbox: str | PathLike[str] | None = None
+    ) -> "Producer":
+        """A producer that numbers, batches and retries by itself; `window` messages may be unacknowledged.
+
+        `async with` opens an epoch, which fences this client id's former producers. With `outbox`, a file, what a
+        killed process had not confirmed is sent again first.
+        """
+        from holdfast.client.aio_producer import Producer
+
+        return Producer(self, queue, client_id, window, outbox)
 
     async def producer_state(self, queue: str, client_id: str) -> r.ProducerDescribed:
         return await self._ask(queue, r.ProducerDescribed, lambda i: q.ProducerState(queue_id=i, client_id=client_id))

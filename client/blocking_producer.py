@@ -6,21 +6,21 @@ what it then asks for; with an outbox a thread of its own does, for nobody else 
 
 import os
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from os import PathLike
 from random import SystemRandom
 from threading import Condition, Event, Lock, Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, assert_never
+from typing import TYPE_CHECKING, Self, TypeVar, assert_never
 
 from holdfast.client.events import Outcome
 from holdfast.client.message import Message
-from holdfast.client.producing import Ask, Do, Producing, Save, Tell, again, opening
-from holdfast.client.protocol.errors import ConnectFailed, HoldfastError, Misuse, OutcomeUnknown
+from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, again, ended_by, opening
+from holdfast.client.protocol.errors import HoldfastError, OutcomeUnknown
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.values import QueueId
+from holdfast.client.sockets import Asked
 from holdfast.client.window import REQUEST_MESSAGES, Numbered, Sending, check_window, sendings_of
 
 if TYPE_CHECKING:
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from holdfast.client.outbox import Outbox
 
 T = TypeVar("T")
-
-
-class ProducerForked(Misuse):
-    """A producer is of the process that made it: two of them would give out the same numbers."""
-
-    fact_names: ClassVar[tuple[str, ...]] = ()
-    text = "this producer was made before a fork; make another, with a client_id of its own, in this process"
 
 
 class Producer:
@@ -49,10 +42,11 @@ class Producer:
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._performing = False
-        self._closed = self._forked = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._asked: set[Asked] = set()
         self._callers: dict[Sending, tuple[Future[int] | None, Future[range] | None]] = {}
         self._alarm_s = float("inf")
-        self._saving = Lock()  # held while the outbox is written, and by whoever forks meanwhile
         self._outbox = _open_outbox(outbox)
         self._bell = Event()
         self._thread: Thread | None = None
@@ -98,8 +92,8 @@ class Producer:
     def flush(self) -> None:
         """Wait until everything that was sent has its outcome. Raises what ended the producer, Indeterminate where some
         have none in time, or the first failure of a `send_nowait` since the last flush."""
+        self._check_process()
         with self._changed:
-            self._check_process()
             self._changed.wait_for(lambda: self._core.settled, self._timeout_s)
             failure = self._core.take_failure()
             self._core.check()
@@ -120,13 +114,17 @@ class Producer:
 
     def close(self) -> None:
         """End it without waiting: who still waits is told what is known. Closing twice is fine."""
+        if self._pid != os.getpid():
+            return
         with self._lock:
-            if self._closed or self._forked:
+            if self._closed:
                 return
             self._closed = True
             self._core.close()
         self._advance()
         self._shut()
+        for asked in list(self._asked):
+            self._loop.abandon(asked)
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +163,6 @@ class Producer:
             durable=self._outbox is not None,
         )
         self._core.opened(opened.epoch, opened.high_water, left)
-        _producers.add(self)
         if self._outbox is not None:
             self._thread = Thread(target=self._run, name="holdfast-outbox", daemon=True)
             self._thread.start()
@@ -198,8 +195,8 @@ class Producer:
         self, sending: Sending, until_s: float, one: "Future[int] | None", many: "Future[range] | None"
     ) -> None:
         core = self._core
+        self._check_process()
         with self._changed:
-            self._check_process()
             core.line_up(sending)
             try:
                 left_s = max(until_s - time.monotonic(), 0.0)
@@ -216,7 +213,7 @@ class Producer:
         self._advance()
 
     def _check_process(self) -> None:
-        if self._forked:
+        if self._pid != os.getpid():  # what a thread of the parent held at the fork is never let go here
             raise ProducerForked()
 
     # Doing ----------------------------------------------------------------------------------------------
@@ -240,7 +237,7 @@ class Producer:
         while True:
             with self._changed:
                 if self._loop.broken is not None:
-                    self._core.end(_ended(self._loop.broken))
+                    self._core.end(ended_by(self._loop.broken))
                 actions = [] if self._performing else self._core.take_actions(time.monotonic())
                 if not actions:
                     self._set_alarm()
@@ -259,8 +256,9 @@ class Producer:
                 case Tell(sending=sending, outcome=outcome):
                     self._tell(sending, outcome)
                 case Ask(request=request, command=command, deadline_s=deadline_s):
-                    answer = self._loop.ask(command, deadline_s)
-                    answer.add_done_callback(lambda future, request=request: self._answered(request, future))  # type: ignore[misc]
+                    asked = self._loop.ask(command, deadline_s)
+                    self._asked.add(asked)
+                    asked.add_done_callback(lambda future, request=request: self._answered(request, future))  # type: ignore[misc]
                 case Save(erased=erased, stored=stored):
                     try:
                         self._save(erased, stored)
@@ -274,8 +272,7 @@ class Producer:
 
     def _save(self, erased: list[int], stored: list[Numbered]) -> None:
         assert self._outbox is not None
-        with self._saving:
-            self._outbox.save(erased, stored)
+        self._outbox.save(erased, stored)
 
     def _tell(self, sending: Sending, outcome: range | HoldfastError) -> None:
         one, many = self._callers.pop(sending)
@@ -284,12 +281,13 @@ class Producer:
         if many is not None:
             _settle(many, outcome)
 
-    def _answered(self, request: Numbered, answer: "Future[Outcome]") -> None:
+    def _answered(self, request: Numbered, asked: "Future[Outcome]") -> None:
         """On the socket thread, or on any once that has ended."""
-        error = answer.exception()
+        error = asked.exception()
         with self._lock:
+            self._asked.discard(asked)
             if error is None:
-                self._core.answered(request, answer.result(), time.monotonic())
+                self._core.answered(request, asked.result(), time.monotonic())
             else:
                 self._core.answered(request, OutcomeUnknown(problem=str(error)), time.monotonic())
         self._advance()
@@ -303,22 +301,6 @@ class Producer:
     def _alarmed(self) -> None:
         self._alarm_s = float("inf")
         self._advance()
-
-    # Forks ----------------------------------------------------------------------------------------------
-
-    def _forked_here(self) -> None:
-        """In the child: threads, numbers and the outbox are the parent's, and what its threads held is not ours."""
-        self._forked = True
-        self._lock = Lock()
-        self._changed = Condition(self._lock)
-        self._saving = Lock()
-
-
-def _ended(error: BaseException) -> HoldfastError:
-    """Why the socket thread ended, as callers are told."""
-    if isinstance(error, HoldfastError):
-        return error
-    return ConnectFailed(f"the client ended by a defect: {error!r}", addresses="")
 
 
 def _settle(future: "Future[T]", outcome: T | HoldfastError) -> None:
@@ -334,32 +316,3 @@ def _open_outbox(path: str | PathLike[str] | None) -> "Outbox | None":
     from holdfast.client.outbox import Outbox  # brings SQLite along, for those who want it
 
     return Outbox(path)
-
-
-_producers: "weakref.WeakSet[Producer]" = weakref.WeakSet()
-_at_fork: list[Producer] = []
-
-
-def _before_fork() -> None:
-    """Nobody forks in the middle of a commit: the child would have half of it."""
-    _at_fork[:] = list(_producers)
-    for producer in _at_fork:
-        producer._saving.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    for producer in _at_fork:
-        producer._saving.release()
-    _at_fork.clear()
-
-
-def _after_fork_in_child() -> None:
-    for producer in _at_fork:
-        producer._forked_here()
-    _left_behind.extend(_at_fork)
-    _at_fork.clear()
-
-
-_left_behind: list[Producer] = []  # in a child: kept, so that the parent's outbox is not closed a second time
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -8,6 +8,7 @@ mean something only together with their client id, their queue's id and their cl
 import fcntl
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterable
 from os import PathLike
 from threading import Lock
@@ -63,6 +64,7 @@ class Outbox:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = os.path.realpath(os.fspath(path))
         self._lock = _hold(self.path)
+        self._saving = Lock()  # held in a commit, and by whoever forks meanwhile
         try:
             self._file = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             try:
@@ -80,6 +82,7 @@ class Outbox:
         except sqlite3.Error as error:
             _let_go(self.path, self._lock)
             raise OutboxFailed(path=self.path, problem=str(error)) from error
+        _open.add(self)
 
     def claim(self, queue: str, queue_id: QueueId, client_id: str, cluster_id: str) -> list[Numbered]:
         """What is in it, ascending. Raises OutboxMismatch unless all of it was meant for this producer.
@@ -114,15 +117,8 @@ class Outbox:
             for request in stored
         ]
         try:
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
-                self._file.executemany("DELETE FROM requests WHERE first_seq = ?", [(number,) for number in erased])
-                self._file.executemany(f"INSERT INTO requests VALUES (?, ?, ?, ?{', ?' * len(_COLUMNS)})", rows)
-                self._file.execute("COMMIT")
-            except BaseException:
-                if self._file.in_transaction:
-                    self._file.execute("ROLLBACK")
-                raise
+            with self._saving:
+                self._commit(erased, rows)
         except sqlite3.Error as error:
             raise OutboxFailed(path=self.path, problem=str(error)) from error
 
@@ -131,6 +127,17 @@ class Outbox:
         self._file.close()
         _let_go(self.path, self._lock)
         self._lock = -1
+
+    def _commit(self, erased: Iterable[int], rows: Iterable[tuple[object, ...]]) -> None:
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            self._file.executemany("DELETE FROM requests WHERE first_seq = ?", [(number,) for number in erased])
+            self._file.executemany(f"INSERT INTO requests VALUES (?, ?, ?, ?{', ?' * len(_COLUMNS)})", rows)
+            self._file.execute("COMMIT")
+        except BaseException:
+            if self._file.in_transaction:
+                self._file.execute("ROLLBACK")
+            raise
 
     def _left(self) -> list[Numbered]:
         names = ", ".join(("first_seq", "numbering_epoch", "done_below", "body", *_COLUMNS))
@@ -172,13 +179,37 @@ def _let_go(path: str, lock: int) -> None:
             os.close(lock)
 
 
+# Forks -----------------------------------------------------------------------------------------------------
+
+_open: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
+_at_fork: list[Outbox] = []
+_left_behind: list[Outbox] = []  # in a child: kept for ever, so that the parent's file is not closed a second time
+
+
+def _before_fork() -> None:
+    """Nobody forks in the middle of a commit: the child would have half of it."""
+    _at_fork[:] = list(_open)
+    for outbox in _at_fork:
+        outbox._saving.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    for outbox in _at_fork:
+        outbox._saving.release()
+    _at_fork.clear()
+
+
 def _after_fork_in_child() -> None:
     global _held_lock
+    _left_behind.extend(_at_fork)
     _held_lock = Lock()
     _held.clear()  # the parent holds them, and the system says so to who asks
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+# For people ------------------------------------------------------------------------------------------------
 
 
 def _difference(found: tuple[object, ...], owner: tuple[object, ...], count: int) -> str:

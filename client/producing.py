@@ -35,6 +35,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from random import Random
+from typing import ClassVar
 
 from holdfast.client.calls import Names, Steps, describe, expect
 from holdfast.client.events import Outcome
@@ -44,6 +45,7 @@ from holdfast.client.protocol.commands import OpenProducer, Produce
 from holdfast.client.protocol.errors import (
     BadValue,
     BatchTooLarge,
+    ConnectFailed,
     HoldfastError,
     IdempotencyConflict,
     Misuse,
@@ -69,6 +71,13 @@ from holdfast.client.window import (
     Sending,
     check_window,
 )
+
+
+class ProducerForked(Misuse):
+    """A producer is of the process that made it: two of them would give out the same numbers."""
+
+    fact_names: ClassVar[tuple[str, ...]] = ()
+    text = "this producer was made before a fork; make another, with a client_id of its own, in this process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +504,13 @@ def opening(
     left = claim(queue_id)
     command = OpenProducer(queue_id=queue_id, client_id=client_id, nonce=nonce)
     return queue_id, expect(ProducerOpened, (yield command)), left
+
+
+def ended_by(error: BaseException) -> HoldfastError:
+    """Why the client under a producer asks nothing more, as callers are told."""
+    if isinstance(error, HoldfastError):
+        return error
+    return ConnectFailed(f"the client ended by a defect: {error!r}", addresses="")
 
 
 def again(error: HoldfastError) -> HoldfastError:

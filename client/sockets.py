@@ -62,7 +62,7 @@ class _Connection:
 
 
 class Loop:
-    """Started when made. `ask`, `outcome_of` and `stop` are for any thread; after a fork only `drop_sockets` is."""
+    """Started when made. For any thread; but `drop_sockets` is for a forked child, and nothing else is there."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -99,9 +99,13 @@ class Loop:
         try:
             return asked.result()
         except BaseException:
-            asked.is_wanted = False
-            self._hand_in(asked)
+            self.abandon(asked)
             raise
+
+    def abandon(self, asked: Asked) -> None:
+        """Nobody waits for it any more: it is not sent again, and its future stays as it is."""
+        asked.is_wanted = False
+        self._hand_in(asked)
 
     def alarm(self, at_s: float, ring: Callable[[], None]) -> None:
         """Call this on the thread at that time of `time.monotonic()`, or a little later; at once where it has ended."""

@@ -100,6 +100,11 @@ class Loop:
             raise self._broken or StateBroken(problem="a call was told of nothing")
         return asked.outcome
 
+    @property
+    def cluster_id(self) -> str:
+        """Of the cluster that this client last spoke to; empty before that."""
+        return self._core.cluster_id
+
     async def stop(self) -> None:
         """End all calls with what is known of them, close the sockets, and wait for the tasks."""
         if self._broken is None:

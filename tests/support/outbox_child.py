@@ -65,9 +65,9 @@ def watch(passing: Callable[[str], None]) -> None:
             asked.clear()
             passing("after_write")
 
-    def watched_answered(self: Producer, request: Any, answer: Any) -> None:
+    def watched_answered(self: Producer, request: Any, asked: Any) -> None:
         passing("before_answer")
-        answered(self, request, answer)
+        answered(self, request, asked)
 
     def watched_tell(self: Producer, sending: Any, outcome: Any) -> None:
         tell(self, sending, outcome)

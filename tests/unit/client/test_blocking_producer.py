@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.client.blocking import Client
-from holdfast.client.blocking_producer import Producer, ProducerForked
+from holdfast.client.blocking_producer import Producer
 from holdfast.client.message import Message
 from holdfast.client.outbox import OutboxInUse, OutboxMismatch
+from holdfast.client.producing import ProducerForked
 from holdfast.client.protocol.commands import OpenProducer, Produce
 from holdfast.client.protocol.errors import (
     BadHeader,
