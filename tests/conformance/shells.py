@@ -4,6 +4,7 @@ On trio and asyncio that is the async client. The blocking one is made awaitable
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal
@@ -12,11 +13,12 @@ import anyio
 import anyio.to_thread
 
 from holdfast.client import aio, blocking
+from holdfast.client.blocking_producer import Producer
 
 Name = Literal["trio", "asyncio", "blocking"]
 NAMES: tuple[Name, ...] = ("trio", "asyncio", "blocking")
 
-_BLOCKING = (blocking.Client, blocking.Lease, blocking.Transaction, blocking.Consumer, blocking.Received)
+_BLOCKING = (Producer, blocking.Client, blocking.Lease, blocking.Transaction, blocking.Consumer, blocking.Received)
 _AT_ONCE = {"transaction", "consume"}  # these make something, and ask nobody, on every shell
 
 _STREAMS = {"read", "redrive_steps"}  # these give one after the other
@@ -54,6 +56,8 @@ class Awaited:
             return _wrapped(found)
         if name in _AT_ONCE or isinstance(self._inner, blocking.Transaction):
             return lambda *given, **named: _wrapped(found(*map(_inner, given), **named))
+        if name == "producer":
+            return lambda *given, **named: _Entered(partial(found, *given, **named))
         if name in _STREAMS:
             return lambda *given, **named: _each(partial(found, *given, **named))
 
@@ -80,6 +84,21 @@ class Awaited:
         return _each(self._inner.__iter__)
 
 
+class _Entered:
+    """A blocking producer is open when it is made; the async one when its block is entered."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    async def __aenter__(self) -> Awaited:
+        self._inner = await in_thread(self._make)
+        return Awaited(self._inner)
+
+    async def __aexit__(self, *ended: Any) -> None:
+        with anyio.CancelScope(shield=True):
+            await in_thread(self._inner.__exit__, *ended)
+
+
 async def _each(make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
     iterator = await in_thread(make)
     end = object()
@@ -88,7 +107,17 @@ async def _each(make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
 
 
 def _wrapped(found: Any) -> Any:
+    if isinstance(found, Future):
+        return _Promised(found)
     return Awaited(found) if isinstance(found, _BLOCKING) else found
+
+
+class _Promised:
+    def __init__(self, future: "Future[Any]") -> None:
+        self._future = future
+
+    def __await__(self) -> Any:
+        return in_thread(self._future.result).__await__()
 
 
 def _inner(given: Any) -> Any:
