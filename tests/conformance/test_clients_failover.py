@@ -12,7 +12,7 @@ from tests.support.processes import Processes, cluster
 pytestmark = pytest.mark.slow
 
 KILLS = 3
-TURNS = 4  # of every kind, after each kill
+TURNS = 2  # of every kind, after each kill
 
 
 class Kind:
@@ -42,6 +42,44 @@ class ProducesNumbered(Kind):
     async def turn(self) -> None:
         done = await self.client.produce(self.queue, [b"x"], client_id="p", client_seq=self.turns + 1)
         assert done.versions == [self.turns + 1]
+
+
+class Sends(Kind):
+    """A managed producer: twenty on their way at once, in order."""
+
+    async def begin(self) -> None:
+        await super().begin()
+        self.block = self.client.producer(self.queue, client_id="p", window=50)
+        self.producer = await self.block.__aenter__()
+
+    async def turn(self) -> None:
+        sent = [await self.producer.send_nowait(b"x") for _ in range(20)]
+        assert [await each for each in sent] == list(range(20 * self.turns + 1, 20 * self.turns + 21))
+
+    async def end(self) -> None:
+        await self.block.__aexit__(None, None, None)
+        assert (await self.client.stats(self.queue)).produced == 20 * self.turns
+
+
+class Consumes(Kind):
+    """One after the other, as long as somebody produces."""
+
+    async def begin(self) -> None:
+        await super().begin()
+        self.block = self.client.consume(self.queue)
+        self.messages = await self.block.__aenter__()
+
+    async def turn(self) -> None:
+        await self.client.produce(self.queue, [b"%d" % self.turns])
+        async for message in self.messages:
+            assert (message.payload, message.attempts) == (b"%d" % self.turns, 1)
+            await message.ack()
+            break
+
+    async def end(self) -> None:
+        await self.block.__aexit__(None, None, None)
+        stats = await self.client.stats(self.queue)
+        assert (stats.acked, stats.in_flight) == (self.turns, 0)
 
 
 class Acks(Kind):
@@ -148,7 +186,7 @@ class Asks(Nacks):
 
 
 KINDS: list[type[Kind]] = [
-    *(Produces, ProducesNumbered, Acks, Nacks, Releases, Extends, Commits),
+    *(Produces, ProducesNumbered, Sends, Consumes, Acks, Nacks, Releases, Extends, Commits),
     *(Cancels, Redrives, Creates, Seeks, Opens, Asks),
 ]
 
