@@ -267,6 +267,7 @@ def _bring_back_earlier(state: State, queue: QueueRow, group: GroupRow, row: Dea
 def _redriven(span: Span) -> Span:
     revived = span.part(span.lo, span.hi)
     revived.attempts = 0
+    revived.redrives += 1
     revived.flags |= REDRIVE
     return revived
 

@@ -81,20 +81,15 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
     if deadline < group.lease_due:
         group.lease_due = deadline
     state.touch_group(group)
-    return Leased(lease_id=LeaseId(lease_id), deadline_ms=deadline + state.meta.steps, grants=_grants(row))
+    return _leased(state, group, lease_id, row)
 
 
 def again(view: View, group: GroupRow | None, lease_id: int) -> Leased:
     """A Lease asked for again: that lease as it is now (L4), or LeaseExpired."""
     row = read_lease(view, group, lease_id) if group is not None else None
-    if row is None or view.lease_time >= row.deadline:
+    if group is None or row is None or view.lease_time >= row.deadline:
         raise LeaseExpired(lease_id=lease_id)
-    return Leased(
-        lease_id=LeaseId(lease_id),
-        deadline_ms=row.deadline + view.meta.steps,
-        grants=_grants(row),
-        replayed=True,
-    )
+    return _leased(view, group, lease_id, row, replayed=True)
 
 
 def read_lease(view: View, group: GroupRow, lease_id: int) -> LeaseRow | None:
@@ -397,19 +392,31 @@ def _ranges(spans: list[Span]) -> list[tuple[int, int]]:
     return ranges
 
 
+def _leased(view: View, group: GroupRow, lease_id: int, row: LeaseRow, *, replayed: bool = False) -> Leased:
+    return Leased(
+        lease_id=LeaseId(lease_id),
+        deadline_ms=row.deadline + view.meta.steps,
+        group_generation=group.generation,
+        counts_begun=bool(row.flags & LEASE_COUNTS_BEGUN),
+        grants=_grants(row),
+        replayed=replayed,
+    )
+
+
 def _grants(row: LeaseRow) -> tuple[Grant, ...]:
     """What a lease holds as the client sees it: maximal runs with equal counts."""
     shown = 0 if row.flags & LEASE_COUNTS_BEGUN else 1
     if len(row.held) == 1:
         span = row.held[0]
-        return (Grant(span.lo, span.hi, span.count, span.attempts + shown),)
+        return (Grant(span.lo, span.hi, span.count, span.attempts + shown, span.redrives),)
     grants: list[Grant] = []
     for span in row.held:
         attempts = span.attempts + shown
         if grants:
             last = grants[-1]
-            if last.last == span.lo - 1 and last.delivery_count == span.count and last.attempts == attempts:
-                grants[-1] = Grant(last.first, span.hi, span.count, attempts)
+            counts = (last.delivery_count, last.attempts, last.redrives)
+            if last.last == span.lo - 1 and counts == (span.count, attempts, span.redrives):
+                grants[-1] = Grant(last.first, span.hi, *counts)
                 continue
-        grants.append(Grant(span.lo, span.hi, span.count, attempts))
+        grants.append(Grant(span.lo, span.hi, span.count, attempts, span.redrives))
     return tuple(grants)

@@ -123,6 +123,7 @@ def seek(state: State, queue: QueueRow, group: GroupRow, command: Seek) -> Start
         group.grave, group.parked = state.new_scope(), 0
     ids = state.new_scope(), group.grave, state.new_scope(), state.new_scope()
     fresh = GroupRow(group.q, group.gid, *ids, group.name, group.settings_bytes)
+    fresh.generation = state.next_id("group_generations")
     fresh.dead_seq, fresh.parked = group.dead_seq, group.parked
     fresh.dead = fresh.carried = group.parked
     rows = state.groups(queue.q)
@@ -155,7 +156,9 @@ def _wake(state: State, queue: QueueRow, chosen: Sequence[GroupRow]) -> None:
 def _new_group(state: State, queue: QueueRow, name: str, settings: GroupSettings) -> GroupRow:
     """A group that does not exist yet. Deaths are counted on from those of deleted groups: no number names two."""
     gid, g, grave, shelf, hold = (state.new_scope() for _ in range(5))
-    return GroupRow(queue.q, gid, g, grave, shelf, hold, name, pack_settings(settings), dead_seq=queue.dead_seq)
+    group = GroupRow(queue.q, gid, g, grave, shelf, hold, name, pack_settings(settings), dead_seq=queue.dead_seq)
+    group.generation = state.next_id("group_generations")
+    return group
 
 
 def _start(view: View, queue: QueueRow, asked: str | int) -> tuple[int, bool]:

@@ -54,13 +54,13 @@ def unpack_text(data: bytes, at: int) -> tuple[str, int]:
 BEGUN = 1
 REDRIVE = 2
 
-_SPAN = struct.Struct(">QQIIBQQHH")
+_SPAN = struct.Struct(">QQIIIBQQHH")
 
 
 class Span:
     """Consecutive versions of a group with what they have in common: counts, times, last consumer and error."""
 
-    __slots__ = ("attempts", "consumer", "count", "error", "first_ms", "flags", "hi", "last_ms", "lo")
+    __slots__ = ("attempts", "consumer", "count", "error", "first_ms", "flags", "hi", "last_ms", "lo", "redrives")
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Span:
         last_ms: int = 0,
         consumer: str = "",
         error: str = "",
+        redrives: int = 0,
     ) -> None:
         self.lo = lo
         self.hi = hi
@@ -83,11 +84,13 @@ class Span:
         self.last_ms = last_ms
         self.consumer = consumer
         self.error = error
+        self.redrives = redrives  # how often it was brought back from the dead
 
     def part(self, lo: int, hi: int) -> "Span":
         return Span(
-            lo, hi, self.count, self.attempts, self.flags, self.first_ms, self.last_ms, self.consumer, self.error
-        )
+            lo, hi, self.count, self.attempts, self.flags, self.first_ms, self.last_ms, self.consumer, self.error,
+            self.redrives,
+        )  # fmt: skip
 
     def pack(self) -> bytes:
         consumer, error = self.consumer.encode(), self.error.encode()
@@ -97,6 +100,7 @@ class Span:
                 self.hi,
                 self.count,
                 self.attempts,
+                self.redrives,
                 self.flags,
                 self.first_ms,
                 self.last_ms,
@@ -109,7 +113,7 @@ class Span:
 
 
 def unpack_span(data: bytes, at: int = 0) -> tuple[Span, int]:
-    lo, hi, count, attempts, flags, first_ms, last_ms, consumer, error = _SPAN.unpack_from(data, at)
+    lo, hi, count, attempts, redrives, flags, first_ms, last_ms, consumer, error = _SPAN.unpack_from(data, at)
     at += _SPAN.size
     middle = at + consumer
     end = middle + error
@@ -124,6 +128,7 @@ def unpack_span(data: bytes, at: int = 0) -> tuple[Span, int]:
             last_ms,
             data[at:middle].decode(),
             data[middle:end].decode() if error else "",
+            redrives,
         ),
         end,
     )
@@ -436,6 +441,7 @@ class GroupRow:
     sort_version: int = 0  # ranges of the lease sort_from that begin below it are sorted in
     gaps_from: int = 0  # what was not stored of gaps_from … gaps_to when this generation began is not in DONE yet;
     gaps_to: int = 0  # 0: all of it is
+    generation: int = 0  # another one after every Seek (G2), as clients see it
 
     @property
     def settings(self) -> GroupSettings:
@@ -452,6 +458,7 @@ class Meta:
     generation: int = 0
     queue_ids: int = 0
     group_ids: int = 0
+    group_generations: int = 0
     lease_ids: int = 0
     blob_ids: int = 0
     reap_ids: int = 0

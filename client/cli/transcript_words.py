@@ -69,7 +69,7 @@ class Words:
             case Leased(lease_id=0):
                 return [f"{name} nothing"]
             case Leased():
-                head = self._facts(reply, "grants", "batches")
+                head = self._facts(reply, "group_generation", "counts_begun", "grants", "batches")
                 return [f"{name} {head}", *self._grants(reply)]
             case Settled():
                 refused = [
@@ -112,6 +112,8 @@ class Words:
         """Each grant with the messages that it delivers."""
         for grant in leased.grants:
             counts = f"delivery_count={grant.delivery_count} attempts={grant.attempts}"
+            if grant.redrives:
+                counts += f" redrives={grant.redrives}"
             inside = [
                 message
                 for batch in leased.batches

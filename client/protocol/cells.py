@@ -32,7 +32,7 @@ from holdfast.client.protocol.values import (
 Buffer = bytes | memoryview
 Fields = tuple[Any, ...]
 
-PAIR, TRIPLE, QUAD = struct.Struct(">2Q"), struct.Struct(">3Q"), struct.Struct(">4Q")
+PAIR, TRIPLE, QUAD, QUINT = (struct.Struct(f">{count}Q") for count in (2, 3, 4, 5))
 FACT = (int, str, bool, NoneType)
 
 _BACKOFF = struct.Struct(">BQQ")
@@ -55,11 +55,11 @@ def pack_rows(rows: Iterable[tuple[int, ...]]) -> bytes:
 
 
 def load_grants(data: bytes) -> tuple[Grant, ...]:
-    return tuple(starmap(Grant, QUAD.iter_unpack(data)))
+    return tuple(starmap(Grant, QUINT.iter_unpack(data)))
 
 
 def dump_grants(grants: Iterable[Grant]) -> bytes:
-    return pack_rows((grant.first, grant.last, grant.delivery_count, grant.attempts) for grant in grants)
+    return pack_rows((each.first, each.last, each.delivery_count, each.attempts, each.redrives) for each in grants)
 
 
 def load_refusals(data: bytes) -> tuple[RefusedRange, ...]:

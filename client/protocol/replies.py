@@ -92,6 +92,7 @@ class Grant:
     last: int
     delivery_count: int
     attempts: int  # including this delivery, where the group counts it already (`count = "leased"`)
+    redrives: int = 0  # how often they were brought back from the dead letters (D4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,14 @@ class Leased:
     """What a session now holds. Empty grants: nothing was available, and there is no lease.
 
     `deadline_ms` is committed time, as if no more TimeStep came. The messages are read from the store when
-    the answer is sent, not by the fold.
+    the answer is sent, not by the fold. `group_generation` is another one after every Seek, and for a group that was
+    made anew under its name; with a grant's `redrives` it tells whether a message that comes again is to be done again.
     """
 
     lease_id: LeaseId
     deadline_ms: int
+    group_generation: int = 0
+    counts_begun: bool = False  # an attempt counts when it is marked begun (L2)
     grants: tuple[Grant, ...]
     replayed: bool = False
     batches: tuple[MessageBatch, ...] = ()

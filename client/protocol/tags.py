@@ -80,7 +80,7 @@ TEXTS = Kind("array of str", NO_ARRAY, "load_texts({v})", "dump_texts({x})")
 TXN = Kind("txn", "type({v}) is not str and type({v}) is not tuple", "load_txn({v})", "dump_txn({x})")
 PAIRS = packed("pairs", 2, "tuple(PAIR.iter_unpack({v}))", "pack_rows({x})")
 TRIPLES = packed("triples", 3, "tuple(TRIPLE.iter_unpack({v}))", "pack_rows({x})")
-GRANTS = packed("quads", 4, "load_grants({v})", "dump_grants({x})")
+GRANTS = packed("quints", 5, "load_grants({v})", "dump_grants({x})")
 REFUSALS = packed("quads", 4, "load_refusals({v})", "dump_refusals({x})")
 NUMBERED = Kind("array of str, u63, …", NO_ARRAY, "load_named({v}, int)", "dump_named({x}, int)")
 HEADERS = Kind("array of str, str, …", NO_ARRAY, "load_named({v}, str)", "dump_named({x}, str)")
@@ -127,7 +127,7 @@ def form(kind: type[Any], log_only: dict[str, Kind] | None = None, /, **fields: 
     return Form(kind, fields, log_only or {})
 
 
-RETIRED: frozenset[int] = frozenset()  # numbers that are never given again
+RETIRED = frozenset({105})  # numbers that are never given again
 
 COMMANDS: dict[int, Form] = {
     1: form(commands.OpenSession, consumer_id=TEXT),
@@ -256,14 +256,6 @@ REPLIES: dict[int, Form] = {
     102: form(replies.ProducerOpened, epoch=NUMBER, high_water=NUMBER),
     103: form(replies.Produced, first_version=NUMBER, count=NUMBER, replayed=FLAG),
     104: form(replies.VersionsChanged, outcomes=rows("VersionOutcome")),
-    105: form(
-        replies.Leased,
-        lease_id=NUMBER,
-        deadline_ms=NUMBER,
-        grants=GRANTS,
-        replayed=FLAG,
-        batches=BATCHES,
-    ),
     106: form(replies.Settled, count=NUMBER, refused=REFUSALS),
     107: form(replies.Extended, deadline_ms=NUMBER, held=PAIRS),
     108: form(replies.Redriven, count=NUMBER, skipped=NUMBER),
@@ -332,6 +324,16 @@ REPLIES: dict[int, Form] = {
         fsync=FSYNC,
         pid=NUMBER,
         members=rows("MemberDescribed"),
+    ),
+    124: form(
+        replies.Leased,
+        lease_id=NUMBER,
+        deadline_ms=NUMBER,
+        group_generation=NUMBER,
+        counts_begun=FLAG,
+        grants=GRANTS,
+        replayed=FLAG,
+        batches=BATCHES,
     ),
 }
 

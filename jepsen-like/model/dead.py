@@ -72,6 +72,7 @@ def _row(queue: Queue, life: Life, reason: str, at_ms: int) -> Dead:
         reason=reason,
         attempts=life.attempts,
         delivery_count=life.delivery_count,
+        redrives=life.redrives,
         last_error=life.last_error,
         first_delivered_ms=life.first_delivered_ms,
         last_delivered_ms=life.last_delivered_ms,
@@ -180,6 +181,7 @@ def _bring_back(state: State, queue: Queue, group: Group, row: Dead) -> bool:
     group.lives[row.version] = Life(
         row.version,
         delivery_count=row.delivery_count,
+        redrives=row.redrives + 1,
         ever_leased=life is not None and life.ever_leased,
         redriven=True,
         last_error=row.last_error,

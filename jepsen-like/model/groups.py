@@ -72,7 +72,10 @@ def create_group(state: State, command: CreateGroup) -> Started:
     _check_settings(state, queue, command.settings)
     start, moved = find_start(state, queue, command.start)
     lives = _lives(state, queue, start)
-    queue.groups[command.group] = Group(command.group, command.settings, start, lives, dead_seq=queue.dead_seq)
+    generation = state.next_group_generation()
+    queue.groups[command.group] = Group(
+        command.group, command.settings, start, generation, lives, dead_seq=queue.dead_seq
+    )
     return Started(version=Version(start), moved=moved)
 
 
@@ -97,7 +100,8 @@ def seek(state: State, command: Seek) -> Started:
     """A new generation: no leases, no counts; parked rows stay unless told otherwise (G2)."""
     queue, group = state.group(command.queue_id, command.group)
     start, moved = find_start(state, queue, command.to)
-    fresh = Group(group.name, group.settings, start, _lives(state, queue, start), dead_seq=group.dead_seq)
+    lives, generation = _lives(state, queue, start), state.next_group_generation()
+    fresh = Group(group.name, group.settings, start, generation, lives, dead_seq=group.dead_seq)
     if group.leases:
         state.fire("G2.seek_ends_leases")
     if not command.dead:

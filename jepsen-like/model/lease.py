@@ -141,7 +141,13 @@ def _grant(
     else:
         state.fire("L1.grant")
         group.leases[lease_id] = OpenLease(lease_id, session, consumer_id, state.lease_ms, deadline, counts, grants)
-    return Leased(lease_id=LeaseId(lease_id), deadline_ms=shown_deadline(state, deadline), grants=grants)
+    return Leased(
+        lease_id=LeaseId(lease_id),
+        deadline_ms=shown_deadline(state, deadline),
+        group_generation=group.generation,
+        counts_begun=counts == "begun",
+        grants=grants,
+    )
 
 
 def _deliver(state: State, queue: Queue, group: Group, version: int, lease_id: int, consumer_id: str) -> None:
@@ -164,14 +170,13 @@ def _grants(group: Group, taken: list[int], added: int) -> tuple[Grant, ...]:
     found: list[Grant] = []
     for version in taken:
         life = group.lives[version]
-        first, attempts = version, life.attempts + added
-        if found and (found[-1].last, found[-1].delivery_count, found[-1].attempts) == (
+        first, counts = version, (life.delivery_count, life.attempts + added, life.redrives)
+        if found and (found[-1].last, found[-1].delivery_count, found[-1].attempts, found[-1].redrives) == (
             version - 1,
-            life.delivery_count,
-            attempts,
+            *counts,
         ):
             first = found.pop().first
-        found.append(Grant(first, version, life.delivery_count, attempts))
+        found.append(Grant(first, version, *counts))
     return tuple(found)
 
 

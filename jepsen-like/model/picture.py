@@ -13,14 +13,15 @@ A queue is
     last_epoch, readers: name -> (version, reported_ms), history: list of HistoryRow
 
 A group is
-    start, floor, holes, highest_plain, expired, counters (the ten of G4 and `produced`)
-    versions          version -> {state, delivery_count, attempts, attempts_now, lease_id, deadline, last_error,
-                      due_ms, held, expires_ms, redriven, first_delivered_ms, last_delivered_ms, consumer_id}.
+    start, generation, floor, holes, highest_plain, expired, counters (the ten of G4 and `produced`)
+    versions          version -> {state, delivery_count, attempts, attempts_now, redrives, lease_id, deadline,
+                      last_error, due_ms, held, expires_ms, redriven, first_delivered_ms, last_delivered_ms,
+                      consumer_id}.
                       `attempts` leaves out the lease that holds the version now; `attempts_now` counts it where its
                       mode does. `deadline` is lease time. `due_ms` is the end of a delay; `held` tells P6 from nack.
     leases            id -> {session, consumer_id, granted_at, deadline, counts, held, begun}
     auto_acks         ids of auto_ack grants that can be replayed
-    dead              dead_seq -> the row's fields as in `replies.DeadRow`, but `key` as bytes
+    dead              dead_seq -> the row's fields as in `replies.DeadRow`, but `key` as bytes; and `redrives`
 
 Everything is
     time_ms, steps_ms, limits, queues: id -> queue, sessions: id -> {principal, consumer_id, last_use_ms, done_below,
@@ -112,6 +113,7 @@ def queue(state: State, queue: Queue) -> dict[str, Any]:
 def _group(queue: Queue, group: Group) -> dict[str, Any]:
     return {
         "start": group.start,
+        "generation": group.generation,
         "floor": groups.floor(queue, group),
         "holes": groups.holes(queue, group),
         "highest_plain": group.highest_plain,
@@ -143,6 +145,7 @@ def _life(group: Group, life: Life) -> dict[str, Any]:
         "delivery_count": life.delivery_count,
         "attempts": life.attempts,
         "attempts_now": life.attempts + counted,
+        "redrives": life.redrives,
         "lease_id": life.lease_id,
         "deadline": lease.deadline if lease else None,
         "last_error": life.last_error,
@@ -162,6 +165,7 @@ def _dead(row: Dead) -> dict[str, Any]:
         "reason": row.reason,
         "attempts": row.attempts,
         "delivery_count": row.delivery_count,
+        "redrives": row.redrives,
         "last_error": row.last_error,
         "first_delivered_ms": row.first_delivered_ms,
         "last_delivered_ms": row.last_delivered_ms,

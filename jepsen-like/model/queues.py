@@ -34,7 +34,7 @@ def create_queue(state: State, command: CreateQueue) -> QueueCreated:
     queue_id = state.next_id(state.queue_names)
     queue = Queue(queue_id, command.name, command.settings)
     for name in command.groups:
-        queue.groups[name] = Group(name, GroupSettings(), start=1)
+        queue.groups[name] = Group(name, GroupSettings(), start=1, generation=state.next_group_generation())
     state.queues[queue_id] = queue
     state.queue_names[queue_id] = command.name
     return QueueCreated(queue_id=QueueId(queue_id))

@@ -97,6 +97,7 @@ class Life:
     delivery_count: int = 0
     attempts: int = 0  # without the lease that holds it now
     lease_id: int = 0
+    redrives: int = 0
     ever_leased: bool = False  # in this generation of the group
     redriven: bool = False  # and not settled again
     last_error: str | None = None
@@ -158,6 +159,7 @@ class Dead:
     reason: str
     attempts: int
     delivery_count: int
+    redrives: int
     last_error: str | None
     first_delivered_ms: int | None
     last_delivered_ms: int | None
@@ -176,6 +178,7 @@ class Group:
     name: str
     settings: GroupSettings
     start: int
+    generation: int  # never the same again: a Seek gives another one, and so does a group that is made anew
     lives: dict[int, Life] = field(default_factory=dict)
     leases: dict[int, OpenLease] = field(default_factory=dict)
     auto_acks: dict[int, AutoAck] = field(default_factory=dict)

@@ -151,7 +151,7 @@ def _lease_as_it_is_now(state: State, command: Lease, leased: Leased) -> Leased:
 def _still_held(group: Group, leased: Leased) -> tuple[Grant, ...]:
     held = group.held_by(leased.lease_id)
     return tuple(
-        Grant(first, last, grant.delivery_count, grant.attempts)
+        Grant(first, last, grant.delivery_count, grant.attempts, grant.redrives)
         for grant in leased.grants
         for first, last in runs(version for version in held if grant.first <= version <= grant.last)
     )

@@ -89,6 +89,7 @@ class State:
     queues: dict[int, Queue] = field(default_factory=dict)
     queue_names: dict[int, str] = field(default_factory=dict)  # of every queue there ever was
     lease_ids: set[int] = field(default_factory=set)  # every one that was ever issued
+    group_generations: set[int] = field(default_factory=set)  # likewise
     sessions: dict[bytes, Session] = field(default_factory=dict)
     open_txns: dict[TxnId, OpenTxn] = field(default_factory=dict)
     streams: dict[str, PublishedStream] = field(default_factory=dict)
@@ -126,6 +127,11 @@ class State:
             self.fire("G1.not_found")
             raise GroupNotFound(queue_id=queue_id, group=name)
         return queue, queue.groups[name]
+
+    def next_group_generation(self) -> int:
+        generation = self.next_id(self.group_generations)
+        self.group_generations.add(generation)
+        return generation
 
     def next_id(self, given: Iterable[int]) -> int:
         """The id after those given out in this restore generation (T4)."""

@@ -31,6 +31,22 @@ GROUPS_MUTANTS = (
         tests=(GROUPS,),
     ),
     Mutant(
+        name="a-seek-keeps-the-generation",
+        rule="G2",
+        file="storage/queues.py",
+        old='fresh.generation = state.next_id("group_generations")',
+        new="fresh.generation = group.generation",
+        tests=(GROUPS,),
+    ),
+    Mutant(
+        name="a-redrive-is-not-counted",
+        rule="D4",
+        file="storage/dead.py",
+        old="revived.redrives += 1",
+        new="revived.redrives = 1",
+        tests=(DEAD, "tests/unit/storage/test_rules_lease.py"),
+    ),
+    Mutant(
         name="earliest-is-where-the-fastest-group-is",
         rule="G2",
         file="storage/queues.py",

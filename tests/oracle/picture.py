@@ -194,6 +194,7 @@ def _group(view: View, queue: QueueRow, group: GroupRow) -> Picture:
     names = ("acked", "dead", "moved", "discarded", "cancelled", "purged", "trimmed")
     return {
         "start": group.start,
+        "generation": group.generation,
         "floor": exact.floor,
         "holes": exact.holes,
         "cap": leases.hole_cap(exact, policy),
@@ -258,6 +259,7 @@ def _put(
             "delivery_count": span.count,
             "attempts": span.attempts,
             "attempts_now": span.attempts + counts,
+            "redrives": span.redrives,
             "lease_id": lease[0] if lease else 0,
             "deadline": lease[1] if lease else None,
             "last_error": span.error or None,
@@ -283,6 +285,7 @@ def _dead(view: View, queue: QueueRow, group: GroupRow) -> Picture:
                 "reason": CAUSES[row.cause],
                 "attempts": row.span.attempts,
                 "delivery_count": row.span.count,
+                "redrives": row.span.redrives,
                 "last_error": row.span.error or None,
                 "first_delivered_ms": row.span.first_ms or None,
                 "last_delivered_ms": row.span.last_ms or None,

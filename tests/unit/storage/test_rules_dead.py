@@ -398,7 +398,7 @@ def test_a_redriven_message_keeps_its_version() -> None:
     kill(machine, 1)
     assert machine.do(redrive((1, 1, 1))) == Redriven(count=1, skipped=0)
     reply = take(machine)
-    assert reply.grants == (Grant(1, 1, 2, 1),)
+    assert reply.grants == (Grant(1, 1, 2, 1, redrives=1),)
     assert machine.payloads(Q, reply) == [b"a"]
 
 
@@ -421,7 +421,7 @@ def test_a_redriven_message_does_not_expire_any_more() -> None:
     assert [(row.reason, row.delivery_count, row.consumer_id) for row in dead(machine)] == [("expired", 0, None)]
     machine.do(redrive((1, 1, 1)))
     machine.pass_ms(100_000)
-    assert take(machine).grants == (Grant(1, 1, 1, 1),)
+    assert take(machine).grants == (Grant(1, 1, 1, 1, redrives=1),)
 
 
 def test_moved_messages_go_home_to_the_group_they_died_in() -> None:
@@ -529,9 +529,9 @@ def test_a_redrive_that_stops_half_way_goes_on_where_it_stopped() -> None:
     rows = [(row.version, row.version, row.dead_seq) for row in dead(machine)]
     for row in rows[:2]:
         assert machine.do(redrive(row)) == Redriven(count=1, skipped=0)
-    assert take(machine).grants == (Grant(1, 2, 2, 1),)
+    assert take(machine).grants == (Grant(1, 2, 2, 1, redrives=1),)
     assert machine.do(redrive(*rows)) == Redriven(count=2, skipped=2)
-    assert take(machine).grants == (Grant(3, 4, 2, 1),)
+    assert take(machine).grants == (Grant(3, 4, 2, 1, redrives=1),)
     assert dead(machine) == ()
 
 
@@ -697,7 +697,7 @@ def test_a_redriven_message_does_not_expire_with_its_batch() -> None:
     machine.do(redrive((1, 1, 1)))
     machine.pass_ms(10_000)
     machine.do(Touch(queue_id=Q))
-    assert take(machine).grants == (Grant(1, 1, 2, 1),)
+    assert take(machine).grants == (Grant(1, 1, 2, 1, redrives=1),)
     assert stats(machine).expired == 0
 
 
@@ -717,5 +717,5 @@ def test_a_redriven_message_outlives_the_rest_of_its_batch() -> None:
     machine.do(redrive((1, 1, 1)))
     assert machine.do(AckBatch(queue_id=Q, group="default", ranges=((1, 2, 2),))) == Settled(count=1)
     leased = take(machine)
-    assert leased.grants == (Grant(1, 1, 2, 1),)
+    assert leased.grants == (Grant(1, 1, 2, 1, redrives=1),)
     assert machine.payloads(Q, leased) == [b"a"]

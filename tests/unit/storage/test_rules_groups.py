@@ -232,6 +232,30 @@ def test_a_seek_forgets_attempts_and_delays() -> None:
     assert take(machine).grants == (Grant(1, 1, 1, 1),)
 
 
+def test_a_lease_names_the_generation_of_its_group() -> None:
+    """G2: it is never the same again: another one after a seek, for another group, and for one that was made anew."""
+    machine = queue_with(b"a")
+    machine.do(CreateGroup(queue_id=Q, group="two"))
+    seen = [take(machine).group_generation, take(machine, group="two").group_generation]
+    for _ in range(2):
+        machine.do(Seek(queue_id=Q, group="default", to="earliest"))
+        seen.append(take(machine).group_generation)
+    machine.do(DeleteGroup(queue_id=Q, group="two"))
+    machine.do(CreateGroup(queue_id=Q, group="two", start=1))
+    seen.append(take(machine, group="two").group_generation)
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_purge_and_a_nack_keep_the_generation() -> None:
+    """G2: only a seek begins another one."""
+    machine = queue_with(b"a", b"b")
+    before = take(machine, 1).group_generation
+    nack(machine, 1, 1)
+    machine.do(PurgeQueue(queue_id=Q, in_flight=True))
+    machine.do(produce(Q, b"c"))
+    assert take(machine).group_generation == before
+
+
 def test_a_new_generation_sees_what_has_come_due_before_it() -> None:
     """G2: after a seek or in a new group what expired is not delivered again, and what was delayed is not late."""
     mortal, later = MessageParts(b"m", ttl_ms=1_000), MessageParts(b"l", delay_ms=1_000)

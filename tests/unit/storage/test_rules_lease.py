@@ -109,10 +109,10 @@ def deaths(machine: Machine) -> list[tuple[int, str, int, int]]:
 def test_a_lease_takes_the_lowest_versions_under_a_new_id() -> None:
     """L1: the deadline is now plus the queue's timeout, or the request's own."""
     machine = queue_with(5, visibility_timeout_ms=7_000)
-    first = Leased(lease_id=LeaseId(1), deadline_ms=START_MS + 7_000, grants=(Grant(1, 2, 1, 1),))
+    first = Leased(lease_id=LeaseId(1), group_generation=1, deadline_ms=START_MS + 7_000, grants=(Grant(1, 2, 1, 1),))
     assert take(machine, 2) == first
     machine.pass_ms(10)
-    second = Leased(lease_id=LeaseId(2), deadline_ms=START_MS + 15, grants=(Grant(3, 5, 1, 1),))
+    second = Leased(lease_id=LeaseId(2), group_generation=1, deadline_ms=START_MS + 15, grants=(Grant(3, 5, 1, 1),))
     assert take(machine, 10, session=2, visibility_timeout_ms=5) == second
     assert take(machine) == NOTHING
 
@@ -173,7 +173,7 @@ def test_a_group_may_have_limits_of_its_own() -> None:
     own = GroupSettings(visibility_timeout_ms=500, max_in_flight=2)
     machine.do(CreateGroup(queue_id=Q, group="narrow", settings=own))
     narrow = Lease(queue_id=Q, group="narrow", max_messages=10)
-    leased = Leased(lease_id=LeaseId(1), deadline_ms=START_MS + 500, grants=(Grant(1, 2, 1, 1),))
+    leased = Leased(lease_id=LeaseId(1), group_generation=2, deadline_ms=START_MS + 500, grants=(Grant(1, 2, 1, 1),))
     assert machine.do(narrow) == leased
     assert machine.do(narrow) == Failed(InFlightLimit(limit_name="max_in_flight", limit=2))
     assert take(machine).grants == (Grant(1, 3, 1, 1),)
@@ -224,7 +224,7 @@ def test_a_redrive_resets_the_attempts_and_not_the_count() -> None:
         nack(machine, lease_id, 1)
     assert deaths(machine) == [(1, "max_attempts", 2, 2)]
     assert machine.do(Redrive(queue_id=Q, group="default", dead=((1, 1, 1),))) == Redriven(count=1, skipped=0)
-    assert take(machine).grants == (Grant(1, 1, 3, 1),)
+    assert take(machine).grants == (Grant(1, 1, 3, 1, redrives=1),)
 
 
 def test_an_expiry_counts_as_an_attempt() -> None:
@@ -331,12 +331,12 @@ def test_a_limit_lowered_since_is_seen_when_a_delay_ends() -> None:
 def test_after_a_redrive_the_limit_counts_from_nothing() -> None:
     """L3: it costs as many attempts again, and dies another death."""
     machine = queue_with(1, max_delivery_attempts=2)
-    for delivery in range(1, 5):
-        assert take(machine).grants == (Grant(1, 1, delivery, 2 - delivery % 2),)
+    for delivery in range(1, 7):
+        assert take(machine).grants == (Grant(1, 1, delivery, 2 - delivery % 2, redrives=(delivery - 1) // 2),)
         nack(machine, delivery, 1)
-        if delivery == 2:
-            machine.do(Redrive(queue_id=Q, group="default", dead=((1, 1, 1),)))
-    assert deaths(machine) == [(1, "max_attempts", 2, 4)]
+        if delivery in (2, 4):
+            machine.do(Redrive(queue_id=Q, group="default", dead=((1, 1, delivery // 2),)))
+    assert deaths(machine) == [(1, "max_attempts", 2, 6)]
 
 
 # L4: a lease asked twice
@@ -347,10 +347,16 @@ def test_a_retried_lease_is_the_same_lease() -> None:
     machine = queue_with(3)
     request = machine.envelope(lease(2))
     first = again(machine, request)
-    assert first == Leased(lease_id=LeaseId(1), deadline_ms=START_MS + 30_000, grants=(Grant(1, 2, 1, 1),))
+    assert first == Leased(
+        lease_id=LeaseId(1), group_generation=1, deadline_ms=START_MS + 30_000, grants=(Grant(1, 2, 1, 1),)
+    )
     machine.pass_ms(29_999)
     assert again(machine, request) == Leased(
-        lease_id=LeaseId(1), deadline_ms=START_MS + 30_000, grants=(Grant(1, 2, 1, 1),), replayed=True
+        lease_id=LeaseId(1),
+        group_generation=1,
+        deadline_ms=START_MS + 30_000,
+        grants=(Grant(1, 2, 1, 1),),
+        replayed=True,
     )
     assert stats(machine).in_flight == 2
 
@@ -364,6 +370,7 @@ def test_a_retried_lease_shows_what_is_still_held() -> None:
     machine.do(Extend(queue_id=Q, group="default", lease_id=LeaseId(1), visibility_timeout_ms=50_000))
     assert again(machine, request) == Leased(
         lease_id=LeaseId(1),
+        group_generation=1,
         deadline_ms=START_MS + 50_000,
         grants=(Grant(1, 1, 1, 1), Grant(3, 3, 1, 1)),
         replayed=True,
@@ -403,7 +410,11 @@ def test_a_retried_lease_leaves_out_what_another_holds_now() -> None:
     nack(machine, 1, 1)
     assert take(machine, session=2).grants == (Grant(1, 1, 2, 2),)
     assert again(machine, request) == Leased(
-        lease_id=LeaseId(1), deadline_ms=START_MS + 30_000, grants=(Grant(2, 2, 1, 1),), replayed=True
+        lease_id=LeaseId(1),
+        group_generation=1,
+        deadline_ms=START_MS + 30_000,
+        grants=(Grant(2, 2, 1, 1),),
+        replayed=True,
     )
 
 
@@ -513,7 +524,7 @@ def test_redriven_messages_do_not_use_up_the_cap() -> None:
     assert machine.do(lease()) == Failed(refusal)
     for dead_seq, version in ((1, 2), (2, 4)):
         machine.do(Redrive(queue_id=Q, group="default", dead=((version, version, dead_seq),)))
-    assert take(machine, 3).grants == (Grant(2, 2, 2, 1), Grant(4, 4, 2, 1), Grant(7, 7, 1, 1))
+    assert take(machine, 3).grants == (Grant(2, 2, 2, 1, 1), Grant(4, 4, 2, 1, 1), Grant(7, 7, 1, 1))
 
 
 def test_the_refusal_tells_when_to_come_again() -> None:
@@ -576,7 +587,11 @@ def test_auto_ack_can_be_read_again_until_the_timeout() -> None:
     reply = again(machine, request)
     assert isinstance(first, Leased)
     assert reply == Leased(
-        lease_id=first.lease_id, deadline_ms=START_MS + 30_000, grants=(Grant(1, 2, 1, 1),), replayed=True
+        lease_id=first.lease_id,
+        group_generation=1,
+        deadline_ms=START_MS + 30_000,
+        grants=(Grant(1, 2, 1, 1),),
+        replayed=True,
     )
     assert machine.payloads(Q, reply) == [b"1", b"2"]
     machine.pass_ms(1)

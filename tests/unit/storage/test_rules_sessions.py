@@ -287,7 +287,9 @@ def leased() -> Machine:
     machine.do(create("a"))
     machine.do(produce(Q, b"x", b"y"))
     reply = machine.do(Lease(queue_id=Q, group="default", max_messages=10))
-    assert reply == Leased(lease_id=LeaseId(1), deadline_ms=START_MS + 30_000, grants=(Grant(1, 2, 1, 1),))
+    assert reply == Leased(
+        lease_id=LeaseId(1), group_generation=1, deadline_ms=START_MS + 30_000, grants=(Grant(1, 2, 1, 1),)
+    )
     return machine
 
 

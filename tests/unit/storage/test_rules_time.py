@@ -122,7 +122,9 @@ def test_all_commands_of_an_entry_fold_at_its_one_stamp() -> None:
         ]
     )
     assert [(answer.place.position, answer.place.time_ms - START_MS) for answer in answers] == [(0, 70), (1, 70)]
-    assert answers[1].reply == Leased(lease_id=LeaseId(1), deadline_ms=START_MS + 30_070, grants=(Grant(1, 1, 1, 1),))
+    assert answers[1].reply == Leased(
+        lease_id=LeaseId(1), group_generation=1, deadline_ms=START_MS + 30_070, grants=(Grant(1, 1, 1, 1),)
+    )
 
 
 def test_a_stamp_adds_an_hour_whole_but_not_a_millisecond_more() -> None:
@@ -386,7 +388,9 @@ def test_ids_never_come_again() -> None:
     assert machine.do(CreateQueue(name="q")) == QueueCreated(queue_id=QueueId(2))
     machine.do(produce(2, b"b"))
     leased = machine.do(Lease(queue_id=QueueId(2), group="default", max_messages=1))
-    assert leased == Leased(lease_id=LeaseId(2), deadline_ms=START_MS + 30_000, grants=(Grant(1, 1, 1, 1),))
+    assert leased == Leased(
+        lease_id=LeaseId(2), group_generation=2, deadline_ms=START_MS + 30_000, grants=(Grant(1, 1, 1, 1),)
+    )
 
 
 def test_ids_after_a_restore_are_above_all_before_it() -> None:

@@ -240,13 +240,6 @@ REPLIES: list[Any] = [
     r.VersionsChanged(
         outcomes=(r.VersionOutcome(1, 5, "ok"), r.VersionOutcome(9, 9, "too_late", "fraud")),
     ),
-    r.Leased(
-        lease_id=LEASE,
-        deadline_ms=1_700_000_030_000,
-        grants=(r.Grant(1, 3, 2, 1), r.Grant(4, 5, 1, 1)),
-        replayed=True,
-        batches=BATCHES,
-    ),
     r.Settled(count=100, refused=(r.RefusedRange(LEASE + 1, 102, 102, 219),)),
     r.Extended(deadline_ms=1_700_000_060_000, held=((1, 5), (9, 9))),
     r.Redriven(count=3, skipped=1),
@@ -330,6 +323,15 @@ REPLIES: list[Any] = [
             r.MemberDescribed("n2", "127.0.0.1:7402", True, False, 17),
             r.MemberDescribed("n3", None, False, False, None),
         ),
+    ),
+    r.Leased(
+        lease_id=LEASE,
+        deadline_ms=1_700_000_030_000,
+        group_generation=(1 << 48) | 7,
+        counts_begun=True,
+        grants=(r.Grant(1, 3, 2, 1), r.Grant(4, 5, 3, 1, 2)),
+        replayed=True,
+        batches=BATCHES,
     ),
 ]
 

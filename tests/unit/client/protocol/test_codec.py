@@ -46,6 +46,7 @@ from holdfast.client.protocol.replies import (
     Leased,
     MessageBatch,
     NodeDescribed,
+    QueueDescribed,
     Reply,
     Settled,
 )
@@ -62,6 +63,8 @@ from holdfast.client.protocol.values import (
 )
 from tests.unit.client.protocol import samples
 
+SAMPLE_QUEUE = next(reply for reply in samples.REPLIES if isinstance(reply, QueueDescribed))
+SAMPLE_NODE = next(reply for reply in samples.REPLIES if isinstance(reply, NodeDescribed))
 GOLDEN = Path(__file__).with_name("golden.json")
 
 
@@ -251,7 +254,7 @@ def lease(**changes: Any) -> list[Any]:
 def described(**changes: Any) -> Any:
     """A node about itself, with one field of it or of its first member changed on the wire."""
     [form] = [form for form in tags.REPLIES.values() if form.type is NodeDescribed]
-    header, _ = codec.encode_answer(Answer(samples.PLACE, samples.REPLIES[-1]))
+    header, _ = codec.encode_answer(Answer(samples.PLACE, SAMPLE_NODE))
     wire = msgpack.unpackb(header)
     for name, value in changes.items():
         if name in form.fields:
@@ -283,7 +286,7 @@ def described(**changes: Any) -> Any:
     ids=repr,
 )
 def test_a_node_that_describes_itself_wrongly_is_a_bad_frame(changes: dict[str, Any]) -> None:
-    assert described() == samples.REPLIES[-1]
+    assert described() == SAMPLE_NODE
     with pytest.raises(BadFrame):
         described(**changes)
 
@@ -538,7 +541,7 @@ def test_each_side_refuses_what_only_the_other_sends() -> None:
 
 
 def test_a_wrong_value_in_a_nodes_answer_is_a_bad_frame() -> None:
-    header, _ = codec.encode_message(Answered(1, Answer(samples.PLACE, samples.REPLIES[16])))
+    header, _ = codec.encode_message(Answered(1, Answer(samples.PLACE, SAMPLE_QUEUE)))
     fields = msgpack.unpackb(header)
     assert "max_ack_holes" in fields[10]
     fields[10] = {"max_ack_holes": 0}

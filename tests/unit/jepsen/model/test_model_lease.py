@@ -227,7 +227,7 @@ def test_an_auto_ack_is_replayed_with_its_bodies_until_its_timeout() -> None:
     first = story.do(command, seq=50)
     assert isinstance(first, Leased)
     assert story.at(999).do(command, seq=50) == Leased(
-        lease_id=first.lease_id, deadline_ms=first.deadline_ms, grants=first.grants, replayed=True
+        lease_id=first.lease_id, group_generation=1, deadline_ms=first.deadline_ms, grants=first.grants, replayed=True
     )
     assert story.view()["stored"] == [1]
     assert story.at(1_000).refused(command, seq=50) == LeaseExpired(lease_id=first.lease_id)

@@ -132,6 +132,7 @@ def test_a_retried_lease_is_answered_as_it_is_now() -> None:
     again = story.do(LEASE, seq=50)
     assert again == Leased(
         lease_id=lease.lease_id,
+        group_generation=1,
         deadline_ms=START_MS + 1_500,
         grants=(Grant(1, 1, 1, 1), Grant(3, 3, 1, 1)),
         replayed=True,
