@@ -105,7 +105,7 @@ def begin_generation(txn: WriteTxn) -> None:
     """What a restore adds to the state that it brings back: ids and epochs count above all that were given out (T4)."""
     state = State(txn)
     state.meta.generation += 1
-    state.meta.queue_ids = state.meta.lease_ids = 0
+    state.meta.queue_ids = state.meta.lease_ids = state.meta.group_generations = 0
     state.flush()
 
 

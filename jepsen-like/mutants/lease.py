@@ -140,8 +140,8 @@ LEASE_MUTANTS = (
         name="a-retried-lease-ignores-its-deadline",
         rule="L4",
         file="storage/leases.py",
-        old="if row is None or view.lease_time >= row.deadline:",
-        new="if row is None:",
+        old="if group is None or row is None or view.lease_time >= row.deadline:",
+        new="if group is None or row is None:",
         tests=(LEASE,),
     ),
     Mutant(
