@@ -66,6 +66,7 @@ class Delivered:
     client_seq: int
     delivery_count: int = 0
     attempts: int = 0
+    redrives: int = 0
 
     @property
     def version(self) -> int:
@@ -128,6 +129,7 @@ def unpack(queue_id: int, pieces: Iterable[MessageBatch], grants: Iterable[Grant
                 piece.first_seq + index,
                 grant.delivery_count,
                 grant.attempts,
+                grant.redrives,
             )
             begin = end
 
