@@ -184,6 +184,7 @@ class _Turn:
     message: Delivered
     state: Literal["waiting", "beginning", "running", "settling", "over"] = "waiting"
     started_s: float = 0.0
+    perhaps: bool = False  # it may be settled already: an answer got lost
 
     @property
     def key(self) -> TurnKey:
@@ -201,9 +202,6 @@ class _Asked:
     lease: _Lease | None = None
     turns: list[_Turn] | None = None
     verdict: Verdict = ACK
-
-
-_OUT_OF_OUR_HANDS = "its lease is over"
 
 
 class Working:
@@ -230,29 +228,12 @@ class Working:
         self._next = 1
         self._actions: list[Action] = []
         self.failure: HoldfastError | None = None
+        self.wake_at_s = 0.0  # when `Woken` is due at the latest; infinite: not before another event
 
     @property
     def over(self) -> bool:
         """Nothing runs any more that counts, all verdicts are settled, and no lease is on its way."""
         return self._stopping and not self._turns and self._polling is None
-
-    def wake_at_s(self, now_s: float) -> float:
-        """When `Woken` is due at the latest; infinite: not before another event."""
-        times = [self._stop_by_s, self._stop_by_s + GRACE_S]
-        for lease in self._leases.values():
-            if any(turn.needs_its_lease for turn in lease.turns.values()):
-                times.append(lease.safe_s)
-                if not lease.capped and not lease.extending:
-                    times.append(lease.extend_at_s)
-        if self._options.max_run_ms is not None:
-            running = next((turn for turn in self._busy.values() if turn.state == "running"), None)
-            if running is not None:
-                times.append(running.started_s + self._options.max_run_ms / 1000)
-        if self._polling is None and not self._stopping:
-            times.append(self._poll_at_s)
-        if self._unsettled:
-            times.append(self._settle_at_s)
-        return min((time for time in times if time > now_s), default=math.inf)
 
     def begin(self, now_s: float) -> list[Action]:
         return self._conclude(now_s)
@@ -281,13 +262,33 @@ class Working:
         self._extend_what_is_due(now_s)
         self._settle_what_is_due(now_s)
         self._poll(now_s)
+        self.wake_at_s = self._next_wake_s(now_s)
         actions, self._actions = self._actions, []
         return actions
+
+    def _next_wake_s(self, now_s: float) -> float:
+        times = [self._stop_by_s, self._stop_by_s + GRACE_S]
+        for lease in self._leases.values():
+            if any(turn.needs_its_lease for turn in lease.turns.values()):
+                times.append(lease.safe_s)
+                if not lease.capped and not lease.extending:
+                    times.append(lease.extend_at_s)
+        if self._options.max_run_ms is not None:
+            running = next((turn for turn in self._busy.values() if turn.state == "running"), None)
+            if running is not None:
+                times.append(running.started_s + self._options.max_run_ms / 1000)
+        if self._polling is None and not self._stopping:
+            times.append(self._poll_at_s)
+        if self._unsettled:
+            times.append(self._settle_at_s)
+        return min((time for time in times if time > now_s), default=math.inf)
 
     def _give_up_what_is_due(self, now_s: float) -> None:
         for lease in list(self._leases.values()):
             if lease.safe_s <= now_s:
-                self._lose_lease(lease, "it could not be extended in time")
+                for turn in [turn for turn in lease.turns.values() if turn.state in ("waiting", "beginning")]:
+                    self._decide(turn, RELEASE)  # perhaps it is still held; then this saves an attempt
+                self._lose_lease(lease, "its lease could not be extended in time")
         limit_ms = self._options.max_run_ms
         if limit_ms is not None:
             for turn in list(self._busy.values()):
@@ -516,12 +517,11 @@ class Working:
 
     def _settled(self, asked: _Asked, settled: r.Settled) -> None:
         self._settle_setbacks, self._settle_at_s = 0, 0.0
-        refused = [part for part in settled.refused if part.code != AlreadySettled.code]
-        if refused:
-            count = sum(part.last - part.first + 1 for part in refused)
-            versions = ", ".join(f"{part.first}-{part.last}" for part in refused[:5])
-            text = f"{self._queue}: no {asked.verdict.kind} for {count} messages, {_OUT_OF_OUR_HANDS}: {versions}"
-            self._actions.append(Note(text))
+        refused = {part.lease_id for part in settled.refused if part.code != AlreadySettled.code}
+        late = [turn for turn in asked.turns or () if turn.lease.id in refused and not turn.perhaps]
+        if late:
+            text = f"its lease was over: no {asked.verdict.kind}, and so for {len(late) - 1} others"
+            self._note(late[0], text)
         for turn in asked.turns or ():
             self._end(turn)
 
@@ -534,6 +534,8 @@ class Working:
         elif again:
             self._settle_setbacks += 1
             self._settle_at_s = now_s + backoff_s(self._settle_setbacks, self._random)
+            for turn in turns:
+                turn.perhaps |= isinstance(error, Indeterminate)
         else:
             self._actions.append(Note(f"{self._queue}: no {verdict.kind} for {len(turns)} messages: {error}"))
             for turn in turns:
@@ -590,7 +592,7 @@ class Working:
             self._leases.pop(turn.lease.id, None)
 
     def _note(self, turn: _Turn, why: str) -> None:
-        self._actions.append(Note(f"{self._queue}: version {turn.message.version} was lost: {why}"))
+        self._actions.append(Note(f"{self._queue}: version {turn.message.version} is lost: {why}"))
 
     def _stop(self, by_s: float) -> None:
         self._stopping = True
