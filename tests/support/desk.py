@@ -134,13 +134,23 @@ class Desk:
 
     def end(self, version: int, verdict: Verdict = ACK) -> None:
         """The handler of this version ends."""
-        turn = next(turn for turn, start in self.running.items() if start.message.version == version)
+        self.end_turn(next(turn for turn, start in self.running.items() if start.message.version == version), verdict)
+
+    def end_turn(self, turn: int, verdict: Verdict) -> None:
         self.running.pop(turn)
         self.lost.discard(turn)
         self.tell(Ended(turn, verdict))
 
+    def wake(self) -> None:
+        """If it is time."""
+        if self.core.wake_at_s <= self.now_s:
+            self.tell(Woken())
+
     def stop(self, within_ms: int = 10_000) -> None:
         self.tell(Stop(self.now_s + within_ms / 1000))
+
+    def over(self) -> bool:
+        return self.core.over
 
     def at_work(self) -> list[int]:
         """Versions whose handlers run and are not lost."""

@@ -112,13 +112,13 @@ def test_a_refused_lease_is_tried_again_later_and_later() -> None:
 def test_a_queue_that_is_not_there_ends_the_worker_with_that_error() -> None:
     desk = Desk(queue_with(0), queue="other")
     desk.settle_down()
-    assert desk.core.over
+    assert desk.over()
     assert isinstance(desk.core.failure, QueueNotFound)
 
 
 def test_a_group_that_is_not_there_ends_the_worker_with_that_error() -> None:
     desk = desk_at(queue_with(0), group="other")
-    assert desk.core.over
+    assert desk.over()
     assert isinstance(desk.core.failure, GroupNotFound)
 
 
@@ -128,10 +128,10 @@ def test_a_queue_that_is_deleted_ends_the_worker_when_its_handlers_have_ended() 
     machine.do(DeleteQueue(queue_id=Q))
     desk.settle_down()
     assert isinstance(desk.core.failure, QueueNotFound)
-    assert not desk.core.over
+    assert not desk.over()
     desk.end(1)
     desk.settle_down()
-    assert desk.core.over
+    assert desk.over()
 
 
 # Verdicts ---------------------------------------------------------------------------------------------
@@ -518,11 +518,11 @@ def test_a_stop_releases_at_once_what_was_not_begun_and_lets_the_rest_end() -> N
     desk.settle_down()
     assert steal(machine) == [3, 4, 5]
     assert stats(machine).in_flight == 5
-    assert not desk.core.over
+    assert not desk.over()
     for version in (1, 2):
         desk.end(version)
     desk.settle_down()
-    assert desk.core.over
+    assert desk.over()
     assert stats(machine).acked == 2
 
 
@@ -540,7 +540,7 @@ def test_a_stop_asks_for_nothing_more_and_withdraws_its_wait() -> None:
     assert desk.asked_for(Lease)
     desk.stop()
     assert not desk.asks
-    assert desk.core.over
+    assert desk.over()
 
 
 def test_a_lease_that_comes_in_spite_of_the_stop_is_released() -> None:
@@ -549,10 +549,10 @@ def test_a_lease_that_comes_in_spite_of_the_stop_is_released() -> None:
     desk = Desk(machine, withdraws=False)
     desk.answer(next(iter(desk.asks)))
     desk.stop()
-    assert not desk.core.over
+    assert not desk.over()
     desk.settle_down()
     assert desk.started == []
-    assert desk.core.over
+    assert desk.over()
     assert steal(machine) == [1]
 
 
@@ -566,7 +566,7 @@ def test_after_the_stops_deadline_what_runs_is_given_up_and_not_acked() -> None:
     desk.settle_down()
     desk.pass_ms(1)
     assert desk.at_work() == []
-    assert desk.core.over
+    assert desk.over()
     desk.end(2)
     assert stats(machine).acked == 1
     assert not desk.asks
@@ -577,9 +577,9 @@ def test_a_stop_does_not_wait_for_ever_for_an_ack() -> None:
     desk.end(1)
     desk.stop(within_ms=1_000)
     desk.pass_ms(1_000 + int(GRACE_S * 1000) - 10)
-    assert not desk.core.over
+    assert not desk.over()
     desk.pass_ms(10)
-    assert desk.core.over
+    assert desk.over()
 
 
 def test_a_second_stop_can_only_be_sooner() -> None:
