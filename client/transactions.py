@@ -25,6 +25,11 @@ class Collected:
     def ack(self, lease: LeaseFacts, versions: Iterable[int] | None = None) -> None:
         self._settle(lease.held, "ack", versions, leases.acking(lease.held.group))
 
+    def ack_version(self, queue: str, group: str, lease_id: int, version: int) -> None:
+        """The same for who has no lease object, but one message of it."""
+        command = leases.acking(group)
+        self._items.append((queue, lambda queue_id: command(queue_id, ((lease_id, version, version),))))
+
     def nack(
         self, lease: LeaseFacts, versions: Iterable[int] | None = None, delay_ms: int | None = None,
         not_before_ms: int | None = None, error: str | None = None, dead: bool = False,

@@ -57,7 +57,7 @@ HOMES = {
     "msgpack": ("client/protocol/codec.py",),
     "lmdb": ("storage/lmdb_store.py",),
     "pysyncobj": ("cluster/raft.py",),
-    "anyio": ("client/aio.py", "client/aio_producer.py", "client/streams.py"),
+    "anyio": ("client/aio.py", "client/aio_producer.py", "client/streams.py", "client/worker_tasks.py"),
     "pyspark": ("client/spark/",),
     "rich": ("client/cli/screen.py",),
     "trio": ("cluster/", "jepsen-like/"),

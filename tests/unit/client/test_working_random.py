@@ -7,6 +7,7 @@ twice in one turn by the same worker, nothing is acked that nobody has done, and
 import os
 from collections import Counter
 from random import Random
+from typing import Literal
 
 import pytest
 
@@ -83,7 +84,7 @@ class World:
         self.late: list[tuple[Command, int]] = []  # requests that arrive when nobody waits any more
         for session in (1, 2, MEDDLER):
             self.machine.do(OpenSession(consumer_id=""), session)
-        counts = random.choice(("leased", "begun"))
+        counts: Literal["leased", "begun"] = random.choice(("leased", "begun"))
         self.machine.do(CreateQueue(name="q", settings=QueueSettings(visibility_timeout_ms=2_000), groups=()))
         settings = GroupSettings(count=counts, max_delivery_attempts=random.choice((3, 50)))
         self.machine.do(CreateGroup(queue_id=Q, group="default", settings=settings))
