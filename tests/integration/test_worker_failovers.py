@@ -52,6 +52,11 @@ def paying(database: Path, runs: Counter[int]) -> Callable[[Received], None]:
     return pay
 
 
+def further(runs: Counter[int]) -> Callable[[], bool]:
+    before = len(runs)
+    return lambda: len(runs) > before + 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["threads", "trio"] if FAILOVERS < 10 else ["threads"])
 def test_every_effect_happens_once_through_failovers(tmp_path: Path, shell: str) -> None:
@@ -70,8 +75,7 @@ def test_every_effect_happens_once_through_failovers(tmp_path: Path, shell: str)
         producer = producing(client, stopping, sent)
         with running(shell, nodes.plan.connect, "orders", paying(database, runs), concurrency=4, prefetch=20) as worker:
             for _ in range(FAILOVERS):
-                before = len(runs)
-                until(lambda before=before: len(runs) > before + 20, "work goes on")
+                until(further(runs), "work goes on")
                 leader = nodes.leader()
                 nodes.kill(leader)
                 nodes.leader(among=nodes.others(leader))

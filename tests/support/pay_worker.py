@@ -56,10 +56,10 @@ def dies_at_line(number: int, code: object) -> Callable[[FrameType, str, Any], A
 def dies_around_ack(step: str) -> None:
     ask = Loop.ask
 
-    def asking(loop: Loop, what: Any, deadline_s: float) -> Asked:
+    def asking(self: Loop, what: Any, deadline_s: float) -> Asked:
         if isinstance(what, AckBatch) and step == "ack":
             die()
-        asked = ask(loop, what, deadline_s)
+        asked = ask(self, what, deadline_s)
         if isinstance(what, AckBatch) and step == "acked":
             asked.add_done_callback(lambda _: die())
         return asked
