@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.client.message import Delivered
 from holdfast.client.protocol.errors import BadValue, LeaseExpired
 from holdfast.client.protocol.limits import ERROR_TEXT_BYTES
-from holdfast.client.working import ACK, SETTLED, Start, Verdict
+from holdfast.client.turns import ACK, SETTLED, Start, Verdict
 
 
 class Reject(Exception):

@@ -12,7 +12,7 @@ from holdfast.client.protocol.errors import BadValue
 from holdfast.client.protocol.limits import LEASE_MESSAGES
 from holdfast.client.protocol.values import check_range, check_reference
 from holdfast.client.received import Received, Reject, Retry
-from holdfast.client.working import Options
+from holdfast.client.turns import Options
 
 if TYPE_CHECKING:
     from holdfast.client.aio import Client as AsyncClient

@@ -24,22 +24,9 @@ from holdfast.client import streams
 from holdfast.client.aio import Client, Transaction
 from holdfast.client.protocol.errors import BadValue, ConnectFailed, HoldfastError
 from holdfast.client.received import Fate, Received, facts_of, verdict_of
+from holdfast.client.turns import Action, Answered, Ask, Ended, Event, Lose, Note, Options, Start, Stop, Withdraw, Woken
 from holdfast.client.worker_threads import SIGNALS, Crew, call, note_failure
-from holdfast.client.working import (
-    Action,
-    Answered,
-    Ask,
-    Ended,
-    Event,
-    Lose,
-    Note,
-    Options,
-    Start,
-    Stop,
-    Withdraw,
-    Woken,
-    Working,
-)
+from holdfast.client.working import Working
 
 logger = logging.getLogger("holdfast.worker")
 

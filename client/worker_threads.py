@@ -22,21 +22,8 @@ from holdfast.client.events import Outcome
 from holdfast.client.protocol.errors import BadValue, ConnectFailed, HoldfastError
 from holdfast.client.received import Fate, Received, facts_of, verdict_of
 from holdfast.client.sockets import Asked
-from holdfast.client.working import (
-    Action,
-    Answered,
-    Ask,
-    Ended,
-    Event,
-    Lose,
-    Note,
-    Options,
-    Start,
-    Stop,
-    Withdraw,
-    Woken,
-    Working,
-)
+from holdfast.client.turns import Action, Answered, Ask, Ended, Event, Lose, Note, Options, Start, Stop, Withdraw, Woken
+from holdfast.client.working import Working
 
 logger = logging.getLogger("holdfast.worker")
 

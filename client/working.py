@@ -1,7 +1,7 @@
 """A worker without its threads, tasks and sockets: what to lease, start, extend, settle and give up, and when.
 
 Decides and touches nothing: time comes as `now_s`, what is to be done is returned as actions, what came of it is told
-as events. A message's *turn* is one delivery of it to this worker, from the lease's answer until it is settled or lost.
+as events. `turns.py` has these values.
 
 What is lost stays lost: from the moment at which a lease may have run out, nothing of it is acked. The moment is
 counted from when the lease, or its last extension, was *asked* for. The cluster granted it later than that, and its
@@ -11,14 +11,14 @@ clock never runs faster than ours, so somebody else can have the message only af
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, assert_never
 
 from holdfast.client import leases
 from holdfast.client.events import Outcome
 from holdfast.client.leases import ranges_of
-from holdfast.client.message import Delivered, MessageId, unpack
+from holdfast.client.message import unpack
 from holdfast.client.nodes import backoff_s
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
@@ -38,169 +38,40 @@ from holdfast.client.protocol.errors import (
 )
 from holdfast.client.protocol.limits import LEASE_MESSAGES, SETTLE_RANGES
 from holdfast.client.protocol.values import GroupSettings, LeaseId, QueueId
+from holdfast.client.turns import (
+    ACK,
+    RELEASE,
+    Action,
+    Answered,
+    Ask,
+    Ended,
+    Event,
+    Held,
+    Lose,
+    Note,
+    Options,
+    Start,
+    Stop,
+    Turn,
+    TurnKey,
+    Verdict,
+    Withdraw,
+    Woken,
+)
 
-SAFE_PART = 0.98  # of what was granted: the rest is for clocks that differ, and for a handler to notice
-EXTEND_PART = 0.5  # of what was granted is left when the lease is extended: an election and some retries fit in
 WAIT_PART = 1 / 3  # of the visibility timeout is the longest wait for a lease, for it is counted as if it were held
 CAPPED_PART = 0.75  # an extension that gives less than this of the timeout has met the longest lease
 SETTLES_MAX = 8  # requests that settle, on their way at once; one for each verdict
 UNSETTLED_MAX = 20_000  # turns that wait for their settle, beyond which nothing more is leased
 GRACE_S = 5.0  # after the stop's deadline, for what was done to be acked
 
-# What a turn is known by when it comes again: the message, the generation of the group, and how often it was redriven.
-TurnKey = tuple[MessageId, int, int]
-
-
-# Values --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a worker works. Times are checked by the commands that they go into."""
-
-    group: str = "default"
-    concurrency: int = 1
-    prefetch: int = 1
-    wait_ms: int = 20_000
-    visibility_timeout_ms: int | None = None  # the queue's
-    max_run_ms: int | None = None  # how long a handler may run; none: as long as the queue lets a lease be extended
-    remember: int = 10_000  # completed turns that are known when they come again
-    timeout_s: float = 30.0  # of one request
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is to become of a message. `settled`: its handler's own transaction has settled it already."""
-
-    kind: Literal["ack", "nack", "release", "settled"]
-    delay_ms: int | None = None
-    not_before_ms: int | None = None
-    error: str | None = None
-    dead: bool = False
-
-
-ACK, RELEASE, SETTLED = Verdict("ack"), Verdict("release"), Verdict("settled")
-
-
-# Actions: Ask answers with Answered; Start is followed by one Ended, whatever else happens to the turn.
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    ask: int
-    what: c.Command | q.LeaderQuery
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """The answer is not wanted any more: end the request. It still has its one Answered, whatever that says."""
-
-    ask: int
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    turn: int
-    message: Delivered
-    lease_id: int
-    group_generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lose:
-    """The handler works in vain: end it if possible. Its verdict will be ignored."""
-
-    turn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """For people, in the log."""
-
-    text: str
-
-
-Action = Ask | Withdraw | Start | Lose | Note
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    ask: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A handler has ended, with this verdict."""
-
-    turn: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Begin nothing more. What runs may end until `by_s`, and is given up then; a second Stop can only be sooner."""
-
-    by_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Woken:
-    """The time of `wake_at_s` has come; earlier is harmless."""
-
-
-Event = Answered | Ended | Stop | Woken
-
-
-# What is held ---------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class _Lease:
-    id: LeaseId
-    generation: int
-    counts_begun: bool
-    safe_s: float = 0.0  # until then nobody else can have it
-    extend_at_s: float = 0.0
-    capped: bool = False  # it has met the longest lease, and ends at `safe_s`
-    extending: bool = False  # an Extend is on its way
-    setbacks: int = 0
-    turns: dict[int, "_Turn"] = field(default_factory=dict)  # by version; those that are not over
-
-    def granted(self, asked_s: float, granted_s: float) -> None:
-        """It lasts that long from some moment after it was asked for."""
-        self.safe_s = max(self.safe_s, asked_s + granted_s * SAFE_PART)
-        self.extend_at_s = self.safe_s - granted_s * EXTEND_PART
-
-
-@dataclass(slots=True, eq=False)
-class _Turn:
-    number: int
-    lease: _Lease
-    message: Delivered
-    state: Literal["waiting", "beginning", "running", "settling", "over"] = "waiting"
-    started_s: float = 0.0
-    perhaps: bool = False  # it may be settled already: an answer got lost
-
-    @property
-    def key(self) -> TurnKey:
-        return self.message.id, self.lease.generation, self.message.redrives
-
-    @property
-    def needs_its_lease(self) -> bool:
-        return self.state in ("waiting", "beginning", "running")
-
 
 @dataclass(slots=True, eq=False)
 class _Asked:
     kind: Literal["describe", "lease", "extend", "settle"]
     asked_s: float
-    lease: _Lease | None = None
-    turns: list[_Turn] | None = None
+    lease: Held | None = None
+    turns: list[Turn] | None = None
     verdict: Verdict = ACK
 
 
@@ -211,12 +82,12 @@ class Working:
         self._queue, self._options, self._random = queue, options, random
         self._queue_id: QueueId | None = None
         self._timeout_s = 0.0  # the visibility timeout, as far as it is known
-        self._turns: dict[int, _Turn] = {}  # all that are not over
-        self._waiting: deque[_Turn] = deque()
-        self._beginning: dict[int, _Turn] = {}
-        self._busy: dict[int, _Turn] = {}  # handlers that run, also in vain; in the order of their start
-        self._leases: dict[LeaseId, _Lease] = {}
-        self._unsettled: dict[Verdict, dict[int, _Turn]] = {}
+        self._turns: dict[int, Turn] = {}  # all that are not over
+        self._waiting: deque[Turn] = deque()
+        self._beginning: dict[int, Turn] = {}
+        self._busy: dict[int, Turn] = {}  # handlers that run, also in vain; in the order of their start
+        self._leases: dict[LeaseId, Held] = {}
+        self._unsettled: dict[Verdict, dict[int, Turn]] = {}
         self._settling: set[Verdict] = set()
         self._done: dict[TurnKey, None] = {}
         self._asks: dict[int, _Asked] = {}
@@ -324,7 +195,7 @@ class Working:
             else:
                 break
 
-    def _start(self, turn: _Turn, now_s: float) -> None:
+    def _start(self, turn: Turn, now_s: float) -> None:
         turn.state, turn.started_s = "running", now_s
         self._busy[turn.number] = turn
         self._actions.append(Start(turn.number, turn.message, turn.lease.id, turn.lease.generation))
@@ -367,7 +238,7 @@ class Working:
                 asked = _Asked("settle", now_s, None, turns, verdict)
                 self._ask(self._settle_command(verdict, turns), asked, self._options.timeout_s)
 
-    def _settle_command(self, verdict: Verdict, turns: Iterable[_Turn]) -> c.AckBatch | c.Nack | c.Release:
+    def _settle_command(self, verdict: Verdict, turns: Iterable[Turn]) -> c.AckBatch | c.Nack | c.Release:
         by_lease: dict[LeaseId, list[int]] = {}
         for turn in turns:
             by_lease.setdefault(turn.lease.id, []).append(turn.message.version)
@@ -481,12 +352,12 @@ class Working:
         if not leased.grants:
             return
         assert self._queue_id is not None, "a lease without its queue"
-        lease = _Lease(leased.lease_id, leased.group_generation, leased.counts_begun)
+        lease = Held(leased.lease_id, leased.group_generation, leased.counts_begun)
         self._timeout_s = (leased.deadline_ms - time_ms) / 1000
         lease.granted(asked.asked_s, self._timeout_s)
         self._leases[lease.id] = lease
         for message in unpack(self._queue_id, leased.batches, leased.grants):
-            turn = _Turn(self._next, lease, message)
+            turn = Turn(self._next, lease, message)
             self._next += 1
             self._turns[turn.number] = lease.turns[message.version] = turn
             if turn.key in self._done:
@@ -545,7 +416,7 @@ class Working:
 
     # Turns --------------------------------------------------------------------------------------------------
 
-    def _ended(self, turn: _Turn, verdict: Verdict) -> None:
+    def _ended(self, turn: Turn, verdict: Verdict) -> None:
         if turn.state != "running":
             return  # lost meanwhile: what its handler says counts no more
         if verdict.kind in ("ack", "settled"):
@@ -561,12 +432,12 @@ class Working:
         while len(self._done) > self._options.remember:
             del self._done[next(iter(self._done))]
 
-    def _decide(self, turn: _Turn, verdict: Verdict) -> None:
+    def _decide(self, turn: Turn, verdict: Verdict) -> None:
         turn.state = "settling"
         self._beginning.pop(turn.number, None)
         self._unsettled.setdefault(verdict, {})[turn.number] = turn
 
-    def _lose(self, turn: _Turn, why: str) -> None:
+    def _lose(self, turn: Turn, why: str) -> None:
         """It is not ours any more, or may not be: nothing more is said about it."""
         if turn.state == "running":
             self._actions.append(Lose(turn.number))
@@ -578,12 +449,12 @@ class Working:
                     del self._unsettled[verdict]
         self._end(turn)
 
-    def _lose_lease(self, lease: _Lease, why: str) -> None:
+    def _lose_lease(self, lease: Held, why: str) -> None:
         """What was done already is acked all the same, if the cluster still takes it; the rest is lost."""
         for turn in [turn for turn in lease.turns.values() if turn.needs_its_lease]:
             self._lose(turn, why)
 
-    def _end(self, turn: _Turn) -> None:
+    def _end(self, turn: Turn) -> None:
         turn.state = "over"
         self._turns.pop(turn.number, None)
         self._beginning.pop(turn.number, None)
@@ -591,7 +462,7 @@ class Working:
         if not turn.lease.turns:
             self._leases.pop(turn.lease.id, None)
 
-    def _note(self, turn: _Turn, why: str) -> None:
+    def _note(self, turn: Turn, why: str) -> None:
         self._actions.append(Note(f"{self._queue}: version {turn.message.version} is lost: {why}"))
 
     def _stop(self, by_s: float) -> None:

@@ -12,7 +12,7 @@ from holdfast.client.protocol.commands import Command, Lease
 from holdfast.client.protocol.errors import OutcomeUnknown
 from holdfast.client.protocol.replies import Answer, Leased
 from holdfast.client.protocol.values import Place
-from holdfast.client.working import (
+from holdfast.client.turns import (
     ACK,
     Action,
     Answered,
@@ -27,8 +27,8 @@ from holdfast.client.working import (
     Verdict,
     Withdraw,
     Woken,
-    Working,
 )
+from holdfast.client.working import Working
 from holdfast.storage import views
 from tests.support.machine import START_MS, Machine
 

@@ -22,7 +22,8 @@ from holdfast.client.protocol.errors import GroupNotFound, Overloaded, QueueNotF
 from holdfast.client.protocol.queries import DeadLetters, Stats
 from holdfast.client.protocol.replies import DeadListed, GroupStats, Leased
 from holdfast.client.protocol.values import GroupSettings, QueueId, QueueSettings
-from holdfast.client.working import GRACE_S, SETTLED, Answered, Options, Verdict
+from holdfast.client.turns import SETTLED, Answered, Options, Verdict
+from holdfast.client.working import GRACE_S
 from tests.support.desk import Desk, fold
 from tests.support.machine import Machine, produce
 

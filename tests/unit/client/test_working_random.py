@@ -26,7 +26,7 @@ from holdfast.client.protocol.commands import (
 from holdfast.client.protocol.queries import DeadLetters, Stats
 from holdfast.client.protocol.replies import DeadListed, GroupStats, Leased
 from holdfast.client.protocol.values import GroupSettings, QueueId, QueueSettings
-from holdfast.client.working import ACK, Action, Ask, Lose, Options, Start, TurnKey, Verdict
+from holdfast.client.turns import ACK, Action, Ask, Lose, Options, Start, TurnKey, Verdict
 from tests.support.desk import Desk, fold
 from tests.support.machine import Machine, produce
 
