@@ -15,6 +15,7 @@ from holdfast.jepsen.mutants.settle import SETTLE_MUTANTS
 from holdfast.jepsen.mutants.simulated import SIMULATED_MUTANTS
 from holdfast.jepsen.mutants.time import TIME_MUTANTS
 from holdfast.jepsen.mutants.together import TOGETHER_MUTANTS
+from holdfast.jepsen.mutants.workers import WORKERS_MUTANTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *TIME_MUTANTS,
@@ -31,4 +32,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SIMULATED_MUTANTS,
     *HAND_MUTANTS,
     *CLIENT_MUTANTS,
+    *WORKERS_MUTANTS,
 )

@@ -286,6 +286,21 @@ def test_a_lease_counts_from_when_it_was_asked_for_and_not_from_its_answer() -> 
     assert desk.at_work() == []
 
 
+def test_an_extension_counts_from_when_it_was_asked_for_too() -> None:
+    """Asked for after 480 ms, answered after 880: until 1460, and not until 1860."""
+    machine = queue_with(1, visibility_timeout_ms=1_000)
+    desk = desk_at(machine, prefetch=0)
+    desk.pass_ms(485)
+    (extend,) = desk.asked_for(Extend)
+    outcome = desk.fold(extend)
+    machine.pass_ms(400)
+    desk.tell(Answered(extend, outcome))
+    desk.pass_ms(500)
+    assert desk.at_work() == [1]
+    desk.pass_ms(100)
+    assert desk.at_work() == []
+
+
 def test_an_extension_that_fails_is_tried_again_until_the_lease_is_over() -> None:
     machine = queue_with(1, visibility_timeout_ms=1_000)
     desk = desk_at(machine)
