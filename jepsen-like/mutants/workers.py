@@ -99,8 +99,8 @@ WORKERS_MUTANTS = (
         name="a-stop-keeps-what-was-not-begun",
         rule="L2",
         file="client/working.py",
-        old='            if turn.state in ("waiting", "beginning"):\n                self._decide(turn, RELEASE)\n        self',
-        new='            if turn.state == "beginning":\n                self._decide(turn, RELEASE)\n        self',
+        old='if turn.state in ("waiting", "beginning"):\n                self._decide(turn, RELEASE)\n        self',
+        new='if turn.state == "beginning":\n                self._decide(turn, RELEASE)\n        self',
         tests=(WORKING,),
     ),
     Mutant(
