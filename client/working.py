@@ -204,7 +204,7 @@ class Working:
         for lease in list(self._leases.values()):
             if lease.extending:
                 continue
-            begin = [turn for turn in lease.turns.values() if turn.state == "beginning"]
+            begin = [turn for turn in self._beginning.values() if turn.lease is lease]
             due = lease.extend_at_s <= now_s and not lease.capped
             if not begin and not (due and any(turn.needs_its_lease for turn in lease.turns.values())):
                 continue

@@ -91,7 +91,7 @@ WORKERS_MUTANTS = (
         name="a-neighbour-is-marked-begun",
         rule="L2",
         file="client/working.py",
-        old='begin = [turn for turn in lease.turns.values() if turn.state == "beginning"]',
+        old="begin = [turn for turn in self._beginning.values() if turn.lease is lease]",
         new="begin = [turn for turn in lease.turns.values() if self._beginning and turn.needs_its_lease]",
         tests=(WORKING,),
     ),
