@@ -14,6 +14,7 @@ from holdfast.client.blocking import Client
 from holdfast.client.protocol.errors import BadValue, GroupNotFound, LeaseExpired, QueueNotFound
 from holdfast.client.worker import Received, Reject, Retry, Worker
 from holdfast.cluster.embedded import Node
+from tests.fakes.scripted_server import Brain, ScriptedServer
 from tests.support.processes import until
 from tests.support.workers import SHELLS, running
 
@@ -384,3 +385,53 @@ def test_a_worker_runs_once(client: Client, queue: Callable[..., str]) -> None:
 def test_a_wrong_option_is_refused(client: Client, wrong: dict[str, Any]) -> None:
     with pytest.raises(BadValue):
         Worker(client, "q", print, **wrong)
+
+
+# Done already -----------------------------------------------------------------------------------------
+
+
+def test_what_was_done_too_late_for_its_ack_is_acked_when_it_comes_again(shell: str) -> None:
+    """The lease has run out in the cluster when the handler returns; its worker knows the message again."""
+    brain = Brain()
+    seen: list[tuple[int, int]] = []
+
+    def handle(message: Received) -> None:
+        seen.append((message.version, message.attempts))
+        brain.pass_ms(30_001)
+
+    with ScriptedServer(brain=brain) as server, Client(server.address, timeout_ms=10_000) as client:
+        client.create_queue("orders", visibility_timeout_ms=30_000)
+        client.produce("orders", [b"1"])
+        with running(shell, server.address, "orders", handle, concurrency=1, prefetch=0):
+            acked(client, "orders", 1)
+    assert seen == [(1, 1)]
+
+
+def test_what_comes_again_by_a_seek_is_done_again(
+    node: Node, client: Client, queue: Callable[..., str], shell: str
+) -> None:
+    orders = queue(2, replay_ms=600_000)
+    seen: list[int] = []
+    with running(shell, node.address, orders, lambda message: seen.append(message.version)):
+        acked(client, orders, 2)
+        client.seek(orders, to=1)
+        until(lambda: len(seen) == 4, "both are done again")
+    assert sorted(seen) == [1, 1, 2, 2]
+
+
+def test_what_comes_again_by_a_redrive_is_done_again(
+    node: Node, client: Client, queue: Callable[..., str], shell: str
+) -> None:
+    orders = queue(1, max_delivery_attempts=1)
+    seen: list[tuple[int, int]] = []
+
+    def handle(message: Received) -> None:
+        seen.append((message.attempts, message.redrives))
+        if not message.redrives:
+            raise ValueError
+
+    with running(shell, node.address, orders, handle):
+        until(lambda: client.dead(orders), "it is dead")
+        client.redrive(orders)
+        acked(client, orders, 1)
+    assert seen == [(1, 0), (1, 1)]
