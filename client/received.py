@@ -1,12 +1,14 @@
 """A message as a handler gets it, and what a handler says by raising: shared by the shells of a worker."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass as mutable
+from dataclasses import field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.client.message import Delivered
 from holdfast.client.protocol.errors import BadValue, LeaseExpired
 from holdfast.client.protocol.limits import ERROR_TEXT_BYTES
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.turns import ACK, SETTLED, Start, Verdict
 
 
@@ -31,7 +33,7 @@ class Retry(Exception):
         self.not_before_ms = None if at is None else max(round(at.timestamp() * 1000), 0)
 
 
-@dataclass(slots=True, eq=False)
+@mutable(slots=True, eq=False)
 class Fate:
     """What its worker and its handler tell each other about a message; single assignments, so threads may."""
 

@@ -3,13 +3,15 @@
 A *turn* is one delivery of a message to this worker, from the lease's answer until it is settled or lost.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass as mutable
+from dataclasses import field
 from typing import Literal
 
 from holdfast.client.events import Outcome
 from holdfast.client.message import Delivered, MessageId
 from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.protocol.values import LeaseId
 
 SAFE_PART = 0.98  # of what was granted: the rest is for clocks that differ, and for a handler to notice
@@ -127,7 +129,7 @@ Event = Answered | Ended | Stop | Woken
 # What is held ---------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
+@mutable(slots=True, eq=False)
 class Held:
     id: LeaseId
     generation: int
@@ -145,7 +147,7 @@ class Held:
         self.extend_at_s = self.safe_s - granted_s * EXTEND_PART
 
 
-@dataclass(slots=True, eq=False)
+@mutable(slots=True, eq=False)
 class Turn:
     number: int
     lease: Held

@@ -10,7 +10,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from random import SystemRandom
 from threading import current_thread, get_ident, main_thread
 from types import TracebackType
@@ -23,6 +23,7 @@ from anyio.from_thread import BlockingPortal
 from holdfast.client import streams
 from holdfast.client.aio import Client, Transaction
 from holdfast.client.protocol.errors import BadValue, ConnectFailed, HoldfastError
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.received import Fate, Received, facts_of, verdict_of
 from holdfast.client.turns import Action, Answered, Ask, Ended, Event, Lose, Note, Options, Start, Stop, Withdraw, Woken
 from holdfast.client.worker_threads import SIGNALS, Crew, call, note_failure
@@ -55,8 +56,8 @@ class OwnTransaction(Transaction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedInTask(Received):
-    client: Client
-    portal: BlockingPortal
+    client: Client = field(repr=False)
+    portal: BlockingPortal = field(repr=False)
 
     def transaction(self) -> OwnTransaction:
         """A block whose outputs and this message's ack are one log entry: all of it happens, or nothing."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from queue import Empty, SimpleQueue
 from random import SystemRandom
 from threading import Lock, Thread, current_thread, main_thread
@@ -20,6 +20,7 @@ from typing import Any, assert_never
 from holdfast.client.blocking import Client, Transaction
 from holdfast.client.events import Outcome
 from holdfast.client.protocol.errors import BadValue, ConnectFailed, HoldfastError
+from holdfast.client.protocol.quick import dataclass
 from holdfast.client.received import Fate, Received, facts_of, verdict_of
 from holdfast.client.sockets import Asked
 from holdfast.client.turns import Action, Answered, Ask, Ended, Event, Lose, Note, Options, Start, Stop, Withdraw, Woken
@@ -46,7 +47,7 @@ class OwnTransaction(Transaction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedInThread(Received):
-    client: Client
+    client: Client = field(repr=False)
 
     def transaction(self) -> OwnTransaction:
         """A block whose outputs and this message's ack are one log entry: all of it happens, or nothing."""
