@@ -31,8 +31,9 @@ class Worker(Generic[R]):
     exception's type and text, and the group's backoff says when it comes back; `Reject` gives it up, `Retry` says when.
     While a handler runs its lease is extended, for `max_run_ms` at most. `prefetch` messages more are held ready.
 
-    `stop()` and SIGTERM let running handlers end, for `stop_timeout_ms` at most, and hand back at once what was not
-    begun. A second signal gives up what runs.
+    `stop()`, SIGTERM and SIGINT let running handlers end, for `stop_timeout_ms` at most, and hand back at once what was
+    not begun. A second signal gives up what runs. Signals are heard while `run` is on the main thread, by one worker of
+    a process: for several, say `handle_signals=False` and stop each.
     """
 
     @overload
@@ -40,7 +41,7 @@ class Worker(Generic[R]):
         self: "Worker[None]", client: BlockingClient, queue: str, handler: Callable[[Any], object],
         group: str = "default", concurrency: int = 10, prefetch: int | None = None, *, wait_ms: int = 20_000,
         visibility_timeout_ms: int | None = None, max_run_ms: int | None = None,
-        stop_timeout_ms: int = STOP_TIMEOUT_MS, remember: int = 10_000,
+        stop_timeout_ms: int = STOP_TIMEOUT_MS, remember: int = 10_000, handle_signals: bool = True,
     ) -> None: ...  # fmt: skip
 
     @overload
@@ -48,14 +49,14 @@ class Worker(Generic[R]):
         self: "Worker[Awaitable[None]]", client: "AsyncClient", queue: str, handler: Callable[[Any], object],
         group: str = "default", concurrency: int = 10, prefetch: int | None = None, *, wait_ms: int = 20_000,
         visibility_timeout_ms: int | None = None, max_run_ms: int | None = None,
-        stop_timeout_ms: int = STOP_TIMEOUT_MS, remember: int = 10_000,
+        stop_timeout_ms: int = STOP_TIMEOUT_MS, remember: int = 10_000, handle_signals: bool = True,
     ) -> None: ...  # fmt: skip
 
     def __init__(
         self, client: Any, queue: str, handler: Callable[[Any], object], group: str = "default",
         concurrency: int = 10, prefetch: int | None = None, *, wait_ms: int = 20_000,
         visibility_timeout_ms: int | None = None, max_run_ms: int | None = None,
-        stop_timeout_ms: int = STOP_TIMEOUT_MS, remember: int = 10_000,
+        stop_timeout_ms: int = STOP_TIMEOUT_MS, remember: int = 10_000, handle_signals: bool = True,
     ) -> None:  # fmt: skip
         check_reference("queue", queue)
         check_reference("group", group)
@@ -77,11 +78,11 @@ class Worker(Generic[R]):
         if isinstance(client, BlockingClient):
             from holdfast.client.worker_threads import Threads
 
-            self._shell = Threads(client, queue, handler, options, stop_timeout_ms / 1000)
+            self._shell = Threads(client, queue, handler, options, stop_timeout_ms / 1000, handle_signals)
         else:
             from holdfast.client.worker_tasks import Tasks
 
-            self._shell = Tasks(client, queue, handler, options, stop_timeout_ms / 1000)
+            self._shell = Tasks(client, queue, handler, options, stop_timeout_ms / 1000, handle_signals)
 
     def run(self) -> R:
         """Work until `stop`, or until the queue or the group is gone: then that error is raised."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field, replace
 from random import SystemRandom
-from threading import current_thread, get_ident, main_thread
+from threading import Lock, current_thread, get_ident, main_thread
 from types import TracebackType
 from typing import Any, Self, assert_never
 
@@ -66,11 +66,17 @@ class ReceivedInTask(Received):
 
 class Tasks:
     def __init__(
-        self, client: Client, queue: str, handler: Callable[[Any], object], options: Options, stop_timeout_s: float
+        self,
+        client: Client,
+        queue: str,
+        handler: Callable[[Any], object],
+        options: Options,
+        stop_timeout_s: float,
+        handle_signals: bool,
     ) -> None:
         self._client, self._queue, self._handler = client, queue, handler
         self._options = replace(options, timeout_s=client._options.timeout_s)
-        self._stop_timeout_s = stop_timeout_s
+        self._stop_timeout_s, self._handle_signals = stop_timeout_s, handle_signals
         asynchronous = inspect.iscoroutinefunction
         self._in_threads = not asynchronous(handler) and not asynchronous(getattr(handler, "__call__", None))  # noqa: B004
         self._events: deque[Event] = deque()
@@ -81,29 +87,36 @@ class Tasks:
         self._group: TaskGroup
         self._portal: BlockingPortal
         self._rung: anyio.Event
-        self._thread: int | None = None
+        self._lock = Lock()
+        self._thread: int | None = None  # on which it runs
+        self._ran = False
 
     def stop(self, timeout_ms: int | None) -> None:
         within_s = self._stop_timeout_s if timeout_ms is None else timeout_ms / 1000
-        if self._thread is None:
-            self._stops.append(within_s)
-        elif self._thread == get_ident():
+        with self._lock:
+            if self._thread is None:
+                self._stops.append(within_s)
+                return
+        if self._thread == get_ident():
             self._stop(within_s)
         else:
             with suppress(RuntimeError):  # it is over
                 self._portal.start_task_soon(self._stop, within_s)
 
     async def run(self) -> None:
-        if self._thread is not None:
+        if self._ran:
             raise BadValue(field="worker", problem="has run before; make another")
-        self._thread, self._rung = get_ident(), anyio.Event()
-        for within_s in self._stops:
-            self._stop(within_s)
+        self._ran, self._rung = True, anyio.Event()
         core = Working(self._queue, self._options, SystemRandom())
-        former = {number: signal.getsignal(number) for number in SIGNALS}
+        hears = self._handle_signals and current_thread() is main_thread()
+        former = {number: signal.getsignal(number) for number in SIGNALS} if hears else {}
         try:
             async with BlockingPortal() as self._portal, anyio.create_task_group() as self._group:
-                if current_thread() is main_thread():
+                with self._lock:
+                    self._thread = get_ident()
+                for within_s in self._stops:
+                    self._stop(within_s)
+                if hears:
                     self._group.start_soon(self._hear_signals)
                 self._perform(core.begin(anyio.current_time()))
                 while not core.over:
@@ -114,9 +127,8 @@ class Tasks:
             for fate, _ in self._working.values():
                 fate.lost = True  # whoever still runs, runs in vain
             self._crew.dismiss()
-            if current_thread() is main_thread():
-                for number, before in former.items():
-                    signal.signal(number, before if before is not None else signal.SIG_DFL)
+            for number, before in former.items():
+                signal.signal(number, before if before is not None else signal.SIG_DFL)
         if core.failure is not None:
             raise core.failure
 

@@ -21,7 +21,7 @@ from holdfast.client.blocking import Client, Transaction
 from holdfast.client.events import Outcome
 from holdfast.client.protocol.errors import BadValue, ConnectFailed, HoldfastError
 from holdfast.client.protocol.quick import dataclass
-from holdfast.client.received import Fate, Received, facts_of, verdict_of
+from holdfast.client.received import Fate, Received, Reject, Retry, facts_of, verdict_of
 from holdfast.client.sockets import Asked
 from holdfast.client.turns import Action, Answered, Ask, Ended, Event, Lose, Note, Options, Start, Stop, Withdraw, Woken
 from holdfast.client.working import Working
@@ -87,11 +87,17 @@ class Crew:
 
 class Threads:
     def __init__(
-        self, client: Client, queue: str, handler: Callable[[Any], object], options: Options, stop_timeout_s: float
+        self,
+        client: Client,
+        queue: str,
+        handler: Callable[[Any], object],
+        options: Options,
+        stop_timeout_s: float,
+        handle_signals: bool,
     ) -> None:
         self._client, self._queue, self._handler = client, queue, handler
         self._options = replace(options, timeout_s=client._options.timeout_s)
-        self._stop_timeout_s = stop_timeout_s
+        self._stop_timeout_s, self._handle_signals = stop_timeout_s, handle_signals
         self._events: SimpleQueue[Event] = SimpleQueue()  # a signal handler may put into it, even within a put
         self._crew = Crew(f"holdfast-worker-{queue}")
         self._asked: dict[int, Asked] = {}
@@ -186,7 +192,7 @@ class Threads:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Meanwhile a signal stops this worker, and a second one gives up what runs. Only the main thread can."""
-        if current_thread() is not main_thread():
+        if not self._handle_signals or current_thread() is not main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -217,6 +223,9 @@ def call(handler: Callable[[Any], object], message: Received) -> object:
 
 def note_failure(message: Received, error: BaseException) -> None:
     """For people: a handler's own words are in the log, and what the cluster is told with the message."""
-    text = "%s: the handler of version %d (attempt %d) raised %s"
-    facts = (message.queue, message.version, message.attempts, type(error).__name__)
-    logger.warning(text, *facts, exc_info=None if type(error).__name__ in ("Reject", "Retry") else error)
+    text = "%s: the handler of version %d (attempt %d) raised %r"
+    facts = (message.queue, message.version, message.attempts, error)
+    if isinstance(error, Reject | Retry):
+        logger.info(text, *facts)
+    else:
+        logger.warning(text, *facts, exc_info=error)

@@ -1,5 +1,6 @@
 """Workers on a real node, on each shell: with threads, and with tasks on asyncio and on trio."""
 
+import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -435,3 +436,31 @@ def test_what_comes_again_by_a_redrive_is_done_again(
         client.redrive(orders)
         acked(client, orders, 1)
     assert seen == [(1, 0), (1, 1)]
+
+
+def test_signals_are_left_alone_where_told(client: Client, queue: Callable[..., str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+    orders = queue(1)
+
+    def handle(message: Received) -> None:
+        seen.append(signal.getsignal(signal.SIGTERM))
+        worker.stop()
+
+    worker = Worker(client, orders, handle, handle_signals=False)
+    worker.run()
+    assert seen == [before]
+
+
+def test_signals_are_those_of_before_when_it_has_run(client: Client, queue: Callable[..., str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def handle(message: Received) -> None:
+        seen.append(signal.getsignal(signal.SIGTERM))
+        worker.stop()
+
+    worker = Worker(client, queue(1), handle)
+    worker.run()
+    assert seen != [before]
+    assert signal.getsignal(signal.SIGTERM) is before
