@@ -30,7 +30,7 @@ class Connection(Protocol):
 
 
 class Marked(Protocol):
-    """What is needed of a message: a worker's has it."""
+    """What is needed of a message: one that was leased has it."""
 
     @property
     def id(self) -> MessageId: ...
@@ -76,6 +76,8 @@ class Inbox:
         """
         if _commits_by_itself(self._connection):
             raise BadValue(field="connection", problem="commits by itself; begin a transaction, so that both are one")
+        if not message.group:
+            raise BadValue(field="message", problem="was only looked at; a leased one has a group")
         turn = message.group_generation if self._after_seek == "again" else 0
         row = (*message.id, message.group, turn, time.time_ns() // 1_000_000)
         columns, places = ", ".join((*_COLUMNS, "done_ms")), ", ".join([self._place] * len(row))

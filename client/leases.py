@@ -45,7 +45,9 @@ class Held:
         self.id = leased.lease_id
         self.deadline_ms = leased.deadline_ms
         self.replayed = leased.replayed
-        self.messages: list[Delivered] = list(unpack(queue_id, leased.batches, leased.grants))
+        self.messages: list[Delivered] = list(
+            unpack(queue_id, leased.batches, leased.grants, group, leased.group_generation)
+        )
         self.versions: dict[int, None] = {}  # still held, as far as this side knows, ascending
         if not auto_ack:
             self.versions = dict.fromkeys(v for grant in leased.grants for v in range(grant.first, grant.last + 1))

@@ -67,6 +67,8 @@ class Delivered:
     delivery_count: int = 0
     attempts: int = 0
     redrives: int = 0
+    group: str = ""  # in which it was leased; empty where it was only looked at
+    group_generation: int = 0  # another one after every Seek
 
     @property
     def version(self) -> int:
@@ -104,8 +106,10 @@ def pack_parts(parts: Parts) -> tuple[Columns, bytes]:
     return batches.pack([MessageParts(part) if isinstance(part, bytes) else part for part in parts])
 
 
-def unpack(queue_id: int, pieces: Iterable[MessageBatch], grants: Iterable[Grant] = ()) -> Iterator[Delivered]:
-    """The messages of these batches, in order; with the counts of the grants that cover them."""
+def unpack(
+    queue_id: int, pieces: Iterable[MessageBatch], grants: Iterable[Grant] = (), group: str = "", generation: int = 0
+) -> Iterator[Delivered]:
+    """The messages of these batches, in order; with the counts of the grants that cover them, in this group."""
     counts = list(grants)
     at = 0
     for piece in pieces:
@@ -130,6 +134,8 @@ def unpack(queue_id: int, pieces: Iterable[MessageBatch], grants: Iterable[Grant
                 grant.delivery_count,
                 grant.attempts,
                 grant.redrives,
+                group,
+                generation,
             )
             begin = end
 

@@ -46,8 +46,6 @@ class Received(Delivered):
     """A leased message. `lease_id` is a fencing token: it grows, and a later holder of the message has a larger one."""
 
     queue: str
-    group: str
-    group_generation: int
     lease_id: int
     fate: Fate = field(repr=False)
 
@@ -62,11 +60,10 @@ class Received(Delivered):
             raise LeaseExpired(lease_id=self.lease_id)
 
 
-def facts_of(start: Start, queue: str, group: str) -> dict[str, Any]:
+def facts_of(start: Start, queue: str) -> dict[str, Any]:
     """What a `Received` is made of."""
     message = {each.name: getattr(start.message, each.name) for each in fields(Delivered)}
-    own = {"group_generation": start.group_generation, "lease_id": start.lease_id, "fate": Fate()}
-    return message | own | {"queue": queue, "group": group}
+    return message | {"queue": queue, "lease_id": start.lease_id, "fate": Fate()}
 
 
 def verdict_of(message: Received, result: object) -> Verdict:

@@ -74,7 +74,6 @@ class Start:
     turn: int
     message: Delivered
     lease_id: int
-    group_generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,6 @@ Event = Answered | Ended | Stop | Woken
 @mutable(slots=True, eq=False)
 class Held:
     id: LeaseId
-    generation: int
     counts_begun: bool
     safe_s: float = 0.0  # until then nobody else can have it
     extend_at_s: float = 0.0
@@ -158,7 +156,7 @@ class Turn:
 
     @property
     def key(self) -> TurnKey:
-        return self.message.id, self.lease.generation, self.message.redrives
+        return self.message.id, self.message.group_generation, self.message.redrives
 
     @property
     def needs_its_lease(self) -> bool:

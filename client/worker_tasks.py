@@ -184,7 +184,7 @@ class Tasks:
         self._tell(answered)
 
     def _start(self, turn: int, start: Start) -> None:
-        facts = facts_of(start, self._queue, self._options.group)
+        facts = facts_of(start, self._queue)
         message = ReceivedInTask(**facts, client=self._client, portal=self._portal)
         self._working[turn] = message.fate, anyio.CancelScope()
         if self._in_threads:

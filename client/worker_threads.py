@@ -180,7 +180,7 @@ class Threads:
             self._events.put(Answered(ask, ConnectFailed("withdrawn", addresses="")))
 
     def _start(self, turn: int, start: Start) -> None:
-        message = ReceivedInThread(**facts_of(start, self._queue, self._options.group), client=self._client)
+        message = ReceivedInThread(**facts_of(start, self._queue), client=self._client)
         self._fates[turn] = message.fate
         self._crew.do(lambda: self._work(turn, message))
 

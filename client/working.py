@@ -198,7 +198,7 @@ class Working:
     def _start(self, turn: Turn, now_s: float) -> None:
         turn.state, turn.started_s = "running", now_s
         self._busy[turn.number] = turn
-        self._actions.append(Start(turn.number, turn.message, turn.lease.id, turn.lease.generation))
+        self._actions.append(Start(turn.number, turn.message, turn.lease.id))
 
     def _extend_what_is_due(self, now_s: float) -> None:
         for lease in list(self._leases.values()):
@@ -352,11 +352,12 @@ class Working:
         if not leased.grants:
             return
         assert self._queue_id is not None, "a lease without its queue"
-        lease = Held(leased.lease_id, leased.group_generation, leased.counts_begun)
+        lease = Held(leased.lease_id, leased.counts_begun)
         self._timeout_s = (leased.deadline_ms - time_ms) / 1000
         lease.granted(asked.asked_s, self._timeout_s)
         self._leases[lease.id] = lease
-        for message in unpack(self._queue_id, leased.batches, leased.grants):
+        group, generation = self._options.group, leased.group_generation
+        for message in unpack(self._queue_id, leased.batches, leased.grants, group, generation):
             turn = Turn(self._next, lease, message)
             self._next += 1
             self._turns[turn.number] = lease.turns[message.version] = turn

@@ -1,7 +1,9 @@
 """Workers on a real node, on each shell: with threads, and with tasks on asyncio and on trio."""
 
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -12,6 +14,7 @@ import anyio
 import pytest
 
 from holdfast.client.blocking import Client
+from holdfast.client.inbox import Inbox
 from holdfast.client.protocol.errors import BadValue, GroupNotFound, LeaseExpired, QueueNotFound
 from holdfast.client.worker import Received, Reject, Retry, Worker
 from holdfast.cluster.embedded import Node
@@ -153,6 +156,15 @@ def test_a_retry_is_told_its_mistakes() -> None:
         Retry(1, at=datetime.now(UTC))
     with pytest.raises(BadValue, match="time zone"):
         Retry(at=datetime(2030, 1, 1))
+
+
+def test_a_message_that_was_leased_by_hand_goes_into_an_inbox_too(client: Client, queue: Callable[..., str]) -> None:
+    orders = queue(1)
+    client.create_group(orders, "audit", start=1)
+    with closing(sqlite3.connect(":memory:")) as database:
+        inbox = Inbox(database)
+        marks = [inbox.once(message) for group in ("default", "audit") for message in client.lease(orders, group)]
+    assert marks == [True, True]
 
 
 # Leases -----------------------------------------------------------------------------------------------

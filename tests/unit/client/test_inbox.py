@@ -177,6 +177,11 @@ def test_a_table_may_have_another_name_but_not_any(connect: Connect) -> None:
             Inbox(connection, "x; DROP TABLE effects")
 
 
+def test_a_message_that_was_only_looked_at_has_no_mark(connect: Connect) -> None:
+    with closing(connect()) as connection, pytest.raises(BadValue, match="only looked at"):
+        Inbox(connection).once(Message(group=""))
+
+
 def test_an_unknown_driver_is_refused() -> None:
     class Other:
         def cursor(self) -> None: ...

@@ -45,7 +45,7 @@ class Watched(Desk):
         super().__init__(machine, options, session=session)
 
     def key(self, start: Start) -> TurnKey:
-        return start.message.id, start.group_generation, start.message.redrives
+        return start.message.id, start.message.group_generation, start.message.redrives
 
     def finish(self, turn: int, verdict: Verdict) -> None:
         start = self.running[turn]
@@ -62,7 +62,7 @@ class Watched(Desk):
                 assert action.message.payload == str(version).encode()
                 for other in self.world.desks:
                     held = [s for t, s in other.running.items() if t not in other.lost and s.message.version == version]
-                    same = [s for s in held if s.group_generation == action.group_generation]
+                    same = [s for s in held if s.message.group_generation == action.message.group_generation]
                     assert not same, f"{version} is worked on twice"
                 self.world.started[version] += 1
             elif isinstance(action, Lose):
