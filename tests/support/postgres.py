@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own for tests, where Debian's `postgresql` and `psycopg` are installed."""
+"""A PostgreSQL server of its own for tests, where Debian's `postgresql` is installed."""
 
 import os
 import pwd
@@ -12,10 +12,6 @@ from pathlib import Path
 
 def missing() -> str:
     """Why there can be none here; empty where there can."""
-    try:
-        import psycopg  # noqa: F401
-    except ImportError:
-        return "psycopg is not installed: pip install -e '.[dev,test-postgres]'"
     if _program("initdb") is None:
         return "PostgreSQL is not installed: apt install postgresql"
     if os.geteuid() == 0 and _owner() is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import psycopg
 import pytest
 
 from holdfast.client.inbox import Inbox
@@ -41,8 +42,6 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     """Opens a connection; on PostgreSQL each test has its own schema."""
     if request.param == "sqlite":
         return lambda **options: sqlite3.connect(tmp_path / "effects.db", timeout=30, **options)
-    import psycopg
-
     where = request.getfixturevalue("server")
     schema = request.node.name.translate(str.maketrans("[]-", "___"))
 
