@@ -144,7 +144,7 @@ class Node:
         self.clients = Clients(self, Greeting(identity.cluster_id, identity.node), self._rejected)
         self._proposed_s: dict[int, float] = {}  # when entries that are not applied yet were proposed
         self._wake = trio.Event()
-        self._turned = trio.Event()  # set by the next turn
+        self._turned: trio.Event | None = None  # set by the next turn, where somebody waits for it
         self._failure: BaseException | None = None
         self._stop_by_s = 0.0
         self._hands_over = False
@@ -222,7 +222,7 @@ class Node:
         """Until nothing is on its way and nothing that somebody waits for is due."""
         with trio.move_on_after(REST_S):
             while self._failure is None and not self.stopping:
-                turned = self._turned
+                turned = self._turned = self._turned or trio.Event()
                 self.wake()
                 await turned.wait()
                 if self.replica.at_rest:
@@ -233,8 +233,9 @@ class Node:
             await self._wake.wait()
             self._wake = trio.Event()
             self._turn()
-            self._turned.set()
-            self._turned = trio.Event()
+            if self._turned is not None:
+                self._turned.set()
+                self._turned = None
             if self.stopping and self._may_end():
                 return
 
