@@ -9,6 +9,7 @@ from holdfast.jepsen.mutants.hand import HAND_MUTANTS
 from holdfast.jepsen.mutants.lease import LEASE_MUTANTS
 from holdfast.jepsen.mutants.mutant import Mutant
 from holdfast.jepsen.mutants.produce import PRODUCE_MUTANTS
+from holdfast.jepsen.mutants.producer import PRODUCER_MUTANTS
 from holdfast.jepsen.mutants.purge import PURGE_MUTANTS
 from holdfast.jepsen.mutants.raft import RAFT_MUTANTS
 from holdfast.jepsen.mutants.settle import SETTLE_MUTANTS
@@ -33,4 +34,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *HAND_MUTANTS,
     *CLIENT_MUTANTS,
     *WORKERS_MUTANTS,
+    *PRODUCER_MUTANTS,
 )

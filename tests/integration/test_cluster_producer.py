@@ -49,6 +49,7 @@ class Feed:
 @pytest.mark.slow
 @pytest.mark.parametrize("durable", [False, True])
 def test_leaders_that_go_under_a_full_window_cost_no_message_and_no_order(tmp_path: Path, durable: bool) -> None:
+    """P1, as the client does it."""
     with cluster(tmp_path / "nodes") as processes, processes.client() as client:
         client.create_queue("q")
         outbox = tmp_path / "outbox" if durable else None

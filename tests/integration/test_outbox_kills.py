@@ -32,6 +32,7 @@ def run(node: Node, outbox: Path, step: str = "never", occurrence: int = 1, rows
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_producer_that_is_killed_at_a_step_loses_and_doubles_no_row(node: Node, tmp_path: Path, step: str) -> None:
+    """P2, as the client does it."""
     with Client(node.address) as client:
         client.create_queue("q")
         killed = 0

@@ -1,4 +1,4 @@
-"""`holdfast bench apply` on stores so small that only the form of its figures means anything."""
+"""`holdfast bench apply` and `client`, on stores so small that only the form of its figures means anything."""
 
 import json
 import time
@@ -75,3 +75,19 @@ def test_the_command_prints_one_object_a_work(capsys: pytest.CaptureFixture[str]
 def test_a_work_that_is_none_is_refused_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "apply", "--only", "everything"]) == 2
     assert "waiting-one-by-one" in capsys.readouterr().err
+
+
+def test_the_client_is_measured_against_a_process_that_only_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "client", "--json", "--seconds", "0.02"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(figures["what"], figures.get("batch")) for figures in told] == [
+        ("produce", 1_000),
+        ("produce", 1),
+        ("send_many", 1_000),
+        ("send", 1),
+        ("send_nowait", 1),
+        ("lease_ack", 1_000),
+        ("import", None),
+    ]
+    assert all(figures["client_cpu_us"] > 0 for figures in told[:-1])
+    assert set(told[0]["wanted"]) <= set(told[0])

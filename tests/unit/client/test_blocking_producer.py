@@ -153,6 +153,7 @@ def test_a_full_queue_refuses_and_the_producer_goes_on_when_there_is_room(client
 
 
 def test_a_newer_producer_fences_the_older_one(client: Client) -> None:
+    """P4, as the client does it."""
     old = client.producer("q", client_id="svc")
     assert old.send(b"1") == 1
     with client.producer("q", client_id="svc") as new:

@@ -192,6 +192,7 @@ def may_enter(script: Script, payload: bytes) -> bool:
 
 
 def test_a_request_that_overtook_waits_for_the_one_before_it_and_is_asked_again_the_same() -> None:
+    """P1, as the client does it."""
     script = Script()
     sent = [script.send(b"1"), script.send(b"2"), script.send(b"3")]
     before = {ask.request.first_seq: ask.command for ask in script.asks}
@@ -242,6 +243,7 @@ def test_a_refused_request_is_skipped_and_those_behind_it_keep_their_numbers() -
 
 
 def test_a_refusal_that_leaves_an_attempt_open_is_no_outcome() -> None:
+    """A2, as the client does it."""
     script = Script()
     sent, behind = script.send(b"1"), script.send(b"2")
     unknown = OutcomeUnknown(problem="a retry was answered with QueueFull")
@@ -261,6 +263,7 @@ def test_a_refusal_that_leaves_an_attempt_open_is_no_outcome() -> None:
 
 
 def test_only_the_guilty_call_of_a_request_is_refused() -> None:
+    """P8, as the client does it."""
     script = Script(window=100)
     script.send(b"0")
     sent = [script.send(b"%d" % n) for n in range(1, 5)]
@@ -308,6 +311,7 @@ def test_a_batch_limit_of_the_cluster_is_learned() -> None:
     ],
 )
 def test_what_ends_a_producer_is_told_to_all_who_wait_and_all_who_come(error: HoldfastError) -> None:
+    """P3, as the client does it."""
     script = Script()
     sent = [script.send(b"1"), script.send(b"2")]
     waiting = script.send(b"3", b"4")
@@ -322,6 +326,7 @@ def test_what_ends_a_producer_is_told_to_all_who_wait_and_all_who_come(error: Ho
 
 
 def test_a_fenced_producer_does_not_say_of_what_may_be_written_that_it_is_not() -> None:
+    """P4, as the client does it."""
     script = Script()
     written, open_, mine = script.send(b"1"), script.send(b"2"), script.send(b"3")
     lost = OutcomeUnknown(problem="a retry was answered with ProducerFenced")

@@ -304,6 +304,7 @@ def play(seed: int) -> World:
 
 @pytest.mark.parametrize("first", SEEDS[::50])
 def test_no_message_is_lost_or_doubled_and_every_outcome_is_true(first: int) -> None:
+    """P2, as the client does it."""
     for seed in range(first, first + 50):
         world = play(seed)
         world.step("heal")
