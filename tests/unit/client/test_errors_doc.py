@@ -9,6 +9,8 @@ from holdfast.client.cli.dead import NoDeadLetter
 from holdfast.client.cli.framing import BadInput, NotALine
 from holdfast.client.cli.main import exit_code
 from holdfast.client.leases import PartlyRefused
+from holdfast.client.outbox import OutboxFailed, OutboxInUse, OutboxMismatch
+from holdfast.client.producing import ProducerForked
 from holdfast.client.protocol.errors import (
     BY_CODE,
     HoldfastError,
@@ -23,7 +25,10 @@ from tests.support.documents import DOCS
 
 PAGE = (DOCS / "errors.md").read_text()
 FAMILIES = (Misuse, Refused, Unavailable, Indeterminate, ProtocolViolated, InvariantBroken)
-OWN = (PartlyRefused, WrongUsage, NeedsYes, NotConfirmed, NoDeadLetter, BadInput, NotALine)
+OWN = (
+    *(PartlyRefused, WrongUsage, NeedsYes, NotConfirmed, NoDeadLetter, BadInput, NotALine),
+    *(ProducerForked, OutboxFailed, OutboxInUse, OutboxMismatch),
+)
 
 
 def rows(heading: str) -> dict[str, list[str]]:
