@@ -87,7 +87,12 @@ class Consensus:
     def _restore(self, applied: int, applied_term: int) -> None:
         journal, library = self.journal, self._library
         if applied < journal.base:
-            raise StateBroken(problem=f"the state ends at {applied}, before the journal begins at {journal.base}")
+            problem = (
+                f"it ends at {applied}, before the journal begins at {journal.base}, for no newer snapshot can be "
+                "read. With peers: bring the node back under a new name with an empty folder; they have what it had. "
+                "Alone: put back a readable copy of the newest snapshot; nothing else has what is missing"
+            )
+            raise StateBroken(problem=problem)
         # 1. A snapshot was received, fsynced and swapped in as our state.
         # 2. The crash came before the journal was reset to it.
         # All up to the snapshot is committed, so the reset is made now; the journal's own entries there are losers.
@@ -106,6 +111,10 @@ class Consensus:
                     self._configurations.appended(index, membership.decode(command))
             at += len(entries)
         self._use_configuration()
+
+    def settle_promise_alone(self, saw_all: bool) -> None:
+        """At the start: see `Following`."""
+        self._following.settle_promise_alone(saw_all)
 
     # What is so
 

@@ -1,14 +1,19 @@
 """The other half of replication: what a node that does not lead lets in and answers, and when it would lead itself.
 
 The library compares, cuts and votes; this keeps from it what it would get wrong, and says to a leader no more than was
-compared and is on disk. A log that was cut by a repair has promised more than it knows: until the committed log covers
-that, it is no copy, no witness and no voter.
+compared and is on disk. A log that was cut by a repair has promised more than it knows. What it promised at most is on
+record, and until the committed log covers that,
+
+    it does not stand             its log may lack what is committed
+    it votes by what it promised  for whoever has all that it may have had: that is the rule of votes, for a log uncut
+    it acknowledges by that too   once what it holds of the leader's log reaches beyond its promise, it lacks nothing
+    it is no witness for a read
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.client.protocol.errors import StateBroken
+from holdfast.client.protocol.errors import InvariantBroken, StateBroken
 from holdfast.cluster.elections import Elections
 from holdfast.cluster.events import Role
 from holdfast.cluster.journal import Journal
@@ -29,6 +34,19 @@ from holdfast.cluster.replication import fit
 
 if TYPE_CHECKING:
     from holdfast.cluster.raft import Library
+
+
+class PromiseOpen(InvariantBroken):
+    """The only voter has lost what it may have confirmed: nobody can bring it back."""
+
+    text = (
+        "the journal was repaired and ends at {last}; up to {promised} may have been confirmed, and this node is the "
+        "only voter, so nobody else has that. It does not serve as if it had never been. Put back a copy of the folder "
+        "as of its last run in which that can be read; or begin a new cluster, `holdfast node log` prints what is left"
+    )
+    fact_names = ("promised", "last")
+    promised: int
+    last: int
 
 
 class Following:
@@ -64,9 +82,28 @@ class Following:
             if reached is not None and (reached, commit_index) >= (promise.term, promise.index):
                 self._journal.promise_kept()
 
+    def settle_promise_alone(self, saw_all: bool) -> None:
+        """At the start of the only voter there is: nobody else can cover its promise, but perhaps it was to nobody.
+
+        `saw_all` says that the state here is the one that ever was. An answer follows what was applied, so what is
+        beyond it was promised to no client; and with no other member, to nobody. Raises PromiseOpen else.
+        """
+        self.check_promise()
+        promise, ruling = self._journal.promise, self._configurations.current
+        if promise is None or ruling.voter_names != (self._me,):
+            return
+        if not saw_all or ruling.learners:
+            raise PromiseOpen(promised=promise.index, last=self._journal.last)
+        self._journal.promise_kept()
+
     @property
     def _leads(self) -> bool:
         return self._library.state == Role.LEADER
+
+    def _covers_promise(self, term: int, index: int) -> bool:
+        """Whether a log that ends, or matches ours, at this entry has all that we may have promised."""
+        promise = self._journal.promise
+        return promise is None or (term, index) >= (promise.term, promise.index)
 
     # Entries
 
@@ -98,7 +135,9 @@ class Following:
             # Below our commit index nothing can conflict, so the leader need not look there entry by entry (R11).
             next_index = max(self._journal.base + 1, min(next_index, self._library.commit_index + 1))
         if self._journal.promise is not None:
-            success, barrier = False, 0  # received; it counts neither as a copy nor as a witness
+            held = self._journal.term_at(next_index - 1)
+            success = success and held is not None and self._covers_promise(held, next_index - 1)
+            barrier = 0  # received; until it is covered it is no witness, and no copy either
         term, wall_ms = self._library.term, self._wall_ms()
         self._outbox.send(peer, AppendReply(next_index, reset, success, term, epoch, barrier, wall_ms))
 
@@ -142,7 +181,7 @@ class Following:
         last = (journal.last_term, journal.last)
         granted = (
             not self._leads
-            and journal.promise is None
+            and self._covers_promise(asked.last_term, asked.last_index)
             and self._elections.grants(
                 asked, peer, term=library.term, last=last, leader=library.leader, now_s=self._clock()
             )
@@ -157,7 +196,7 @@ class Following:
             self._stand_if_won()
 
     def on_request_vote(self, peer: str, asked: RequestVote) -> None:
-        if self._journal.promise is None:
+        if self._covers_promise(asked.last_term, asked.last_index):
             self._library.request_vote(peer, asked.term, asked.last_index, asked.last_term)
         else:
             self.adopt_term(peer, asked.term)

@@ -60,6 +60,7 @@ class NodeStatus:
     failed: str | None
     disk_free_bytes: int
     refusing_produce: bool  # the disk is nearly full: produce and stage are refused, settling goes on
+    promised: int | None = None  # after a repair: the entry that a leader must have before this node counts again
 
 
 def healthz(status: NodeStatus) -> tuple[int, dict[str, Json]]:
@@ -77,6 +78,8 @@ def readyz(status: NodeStatus) -> tuple[int, dict[str, Json]]:
     lag = status.committed - status.applied
     if lag > APPLY_LAG_MAX:
         reasons.append({"reason": "applying", "lag": lag, "limit": APPLY_LAG_MAX})
+    if status.promised is not None:
+        reasons.append({"reason": "repaired", "promised": status.promised, "last": status.last})
     if status.stopping:
         reasons.append({"reason": "stopping"})
     return _verdict("ready", status, reasons)

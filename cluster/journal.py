@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeAlias
 
 from holdfast.client.protocol.errors import InvariantBroken
+from holdfast.client.protocol.limits import U63_MAX
 
 MAX_COMMAND_BYTES: Final = 8 << 20  # batches are split at 1 MB, this is the hard limit above
 FLUSH_BYTES: Final = 1 << 20  # a flush is closed once it has as much: a reader of old entries checks a whole one
@@ -41,7 +42,7 @@ STANDING: Final = struct.Struct("<QQQ")  # term, promised index, promised term
 RUN: Final = struct.Struct("<QQ")  # first index, term
 
 Entry: TypeAlias = tuple[bytes, int, int]  # command, index, term: the order in which pysyncobj has it
-ReadEntries: TypeAlias = Callable[[int, int], tuple[list[Entry], int]]
+ReadEntries: TypeAlias = Callable[[int, int, int], tuple[list[Entry], int]]  # first, bytes, and last at most
 
 
 class JournalBroken(InvariantBroken):
@@ -303,21 +304,21 @@ class Journal(Outline):
 
     # What the node calls ---------------------------------------------------------------------------------
 
-    def read(self, index: int, max_bytes: int) -> tuple[list[Entry], int]:
-        """Entries from `index` on, at least one and else no more than `max_bytes`, and their size.
+    def read(self, index: int, max_bytes: int, last: int = U63_MAX) -> tuple[list[Entry], int]:
+        """Entries from `index` to `last`, at least one and else no more than `max_bytes`, and their size.
 
         Empty past the end. What the window no longer has is read from disk, and then no further than to it.
         """
         if index <= self.base:
             raise JournalBroken(f"entry {index} is compacted, the log begins after {self.base}")
         if index < self._window_first:
-            return self._read_older(index, max_bytes)
+            return self._read_older(index, max_bytes, last)
         entries: list[Entry] = []
         size = 0
         for at in range(index - self._window_first, len(self._window)):  # a slice would copy the rest on every call
             command = self._window[at]
             weight = len(command) + ENTRY_OVERHEAD_BYTES
-            if entries and size + weight > max_bytes:
+            if entries and (size + weight > max_bytes or index > last):
                 break
             entries.append((command, index, self._known_term(index)))
             size += weight
@@ -440,10 +441,10 @@ class Journal(Outline):
         del self._window[: len(gone)]
         self._window_first = first
 
-    def _read_older(self, index: int, max_bytes: int) -> tuple[list[Entry], int]:
+    def _read_older(self, index: int, max_bytes: int, last: int) -> tuple[list[Entry], int]:
         if self._read_entries is None:
             raise JournalBroken(f"entry {index} is not in memory, and there is no disk to read it from")
-        entries, size = self._read_entries(index, max_bytes)
+        entries, size = self._read_entries(index, max_bytes, last)
         # The disk may not know yet of a truncation that waits to be written; from the window on, memory rules.
         while entries and entries[-1][1] >= self._window_first:
             size -= len(entries.pop()[0]) + ENTRY_OVERHEAD_BYTES

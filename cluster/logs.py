@@ -32,6 +32,7 @@ EventName: TypeAlias = Literal[
     "snapshot_sent",
     "snapshot_installed",
     "journal_compacted",
+    "promise_open",
     "slow_disk",
     "clock_skew",
     "overloaded",
@@ -73,6 +74,7 @@ EVENTS: dict[EventName, Kind] = {
     "snapshot_sent": Kind(),
     "snapshot_installed": Kind(),
     "journal_compacted": Kind(),
+    "promise_open": Kind("warning", noisy=True),
     "slow_disk": Kind("warning", noisy=True),
     "clock_skew": Kind("warning", noisy=True),
     "overloaded": Kind("warning", noisy=True),
@@ -191,6 +193,10 @@ class Log:
 
     def journal_compacted(self, *, base: int) -> None:
         self._tell("journal_compacted", base=base)
+
+    def promise_open(self, *, promised: int, term: int, last: int, leader: str | None) -> None:
+        """The journal was repaired, and this node waits for a leader with this entry."""
+        self._tell("promise_open", promised=promised, term=term, last=last, leader=leader)
 
     def slow_disk(self, *, took_ms: int) -> None:
         self._tell("slow_disk", took_ms=took_ms)

@@ -18,7 +18,15 @@ from time import time_ns
 import trio
 
 from holdfast.client.protocol.commands import Lease
-from holdfast.client.protocol.errors import BadValue, BodyDamaged, HoldfastError, NotHandedOver, NotLeader, Overloaded
+from holdfast.client.protocol.errors import (
+    BadValue,
+    HoldfastError,
+    InvariantBroken,
+    NotHandedOver,
+    NotLeader,
+    Overloaded,
+    Unavailable,
+)
 from holdfast.client.protocol.messages import Request, Withdraw
 from holdfast.client.protocol.queries import HandOver
 from holdfast.client.protocol.queries import NodeStatus as NodeStatusQuery
@@ -29,6 +37,7 @@ from holdfast.cluster.connection import Asked, Greeting
 from holdfast.cluster.disk import REAL_DISK, UNSYNCED_DISK
 from holdfast.cluster.events import BecameLeader, Event, LeaderChanged, LostLeadership, SnapshotNeeded
 from holdfast.cluster.health import MemberStatus, NodeStatus, role_name
+from holdfast.cluster.housekeeping import Housekeeping
 from holdfast.cluster.identity import journal_folder
 from holdfast.cluster.journal import Flush, Journal
 from holdfast.cluster.journal_frames import Identity
@@ -47,15 +56,13 @@ from holdfast.cluster.snapshots import Policy, Received, Receiver, StreamBroken,
 from holdfast.cluster.state import NodeState, Reached, StateBusy
 from holdfast.cluster.trace import Trace
 from holdfast.cluster.writer import Writer
-from holdfast.storage import scrub
 from holdfast.storage.snapshot import SnapshotDamaged
 from holdfast.storage.state import View
-from holdfast.storage.store import Store, StoreClosed, StoreError
+from holdfast.storage.store import StoreError
 
 LOG = 0  # the one log of this release
 TICK_S = 0.01
-HOUSEKEEPING_S = 1.0
-SCRUB_BYTES = 1_048_576  # each second: a terabyte in twelve days, a gigabyte in a quarter of an hour
+TELL_S = 1.0
 REST_S = 5.0  # for what a move of the clock makes due; then others are keeping the node busy, and it goes on
 STOP_S = 3.0  # for handing leadership over before the end
 SLOW_SYNC_S = 0.5
@@ -117,6 +124,7 @@ class Node:
             self._segments = Segments.open(str(journal_folder(config.data, LOG)), identity, disk=disk)
             opened.callback(self._segments.close)
             self._state = NodeState(folder, Reached(FIRST_INDEX, 0, 0, founders))
+            opened.callback(self._state.abandon)
             reached = self._state.reached
             journal = Journal.recovered(self._segments.recovered, self._segments.read_entries)
             raft = Raft(
@@ -130,13 +138,23 @@ class Node:
                 configuration_index=reached.configuration_index,
                 wall_ms=wall_ms,
             )
+            raft.settle_promise_alone(saw_all=self._state.unbroken and reached.index > FIRST_INDEX)
             opened.pop_all()
         self._passing = passing
         time_s, time_wall_ms = (self._clock, wall_ms) if passing is None else (passing.now_s, passing.wall_ms)
         self.replica = Replica(raft=raft, state=self._state, clock=time_s, wall_ms=time_wall_ms)
-        self._receiver = Receiver(folder)
-        self._policy = policy or Policy(keep_log=config.keep_log)
-        self._unsaved_bytes = self._segments.size_bytes  # of log since the last snapshot, or all that is there
+        self._receiver = Receiver(folder, config.disk_reserve_bytes)
+        self._house = Housekeeping(
+            config=config,
+            policy=policy or Policy(keep_log=config.keep_log),
+            segments=self._segments,
+            state=self._state,
+            replica=self.replica,
+            log=log,
+            clock=self._clock,
+            matches=self._matches,
+            damaged=self._found_damage,
+        )
         self._peers: Peers | None = None
         self._addressed = -1  # the configuration whose addresses are in use
         self._trace = Trace(config.trace, self._clock) if config.trace is not None else None
@@ -146,6 +164,7 @@ class Node:
         self._wake = trio.Event()
         self._turned: trio.Event | None = None  # set by the next turn, where somebody waits for it
         self._failure: BaseException | None = None
+        self._marked = False  # the state, as damaged
         self._stop_by_s = 0.0
         self._hands_over = False
         self._transfer: tuple[Asking, float] | None = None  # who asked for one, and when
@@ -157,7 +176,7 @@ class Node:
     # Running
 
     async def run(self, listeners: Listeners) -> None:
-        """Serve until `stop` or a failure, which is raised. The journal is closed then, and after a stop the state."""
+        """Serve until `stop` or a failure, which is raised. All files are closed then."""
         token = trio.lowlevel.current_trio_token()
         self._writer = Writer(self._segments, token.run_sync_soon, durable=self._durable, failed=self._fail)
         self.log.started(
@@ -170,7 +189,7 @@ class Node:
             applied=self._state.reached.index,
         )
         clean = False
-        self._watch_disk()  # before the first request
+        self._house.look()  # before the first request
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -178,15 +197,22 @@ class Node:
                     self._peers = self._make_peers()
                     nursery.start_soon(self._peers.run, listeners.peers)
                 nursery.start_soon(self.clients.serve, listeners.clients)
-                nursery.start_soon(self._housekeeping)
+                nursery.start_soon(self._house.watch)
+                nursery.start_soon(self._house.keep, self._writer.drop_before)
+                nursery.start_soon(self._house.scrub)
+                nursery.start_soon(self._tell_now_and_then)
                 nursery.start_soon(self._ticks)
                 await self._turns()
                 nursery.cancel_scope.cancel()
+            if self.replica.damage is not None:
+                self._fail(self.replica.damage)
             clean = True
         finally:
             self._writer.stop()
             if clean and self._failure is None:
                 self._state.close()
+            else:
+                self._state.abandon()
             self._segments.close()
         if self._failure is not None:
             raise self._failure
@@ -254,6 +280,8 @@ class Node:
     def _turn(self) -> None:
         self._turned_s = self._clock()
         turn = self.replica.turn()
+        if self.replica.damage is not None:
+            self._mark_damaged()
         if self._trace is not None:
             self._trace.sent(turn.messages)
             if turn.outcomes:
@@ -280,11 +308,21 @@ class Node:
         self._watch_hand_over()
         if turn.again:
             self.wake()
-        if self.replica.damage is not None and not self.stopping:
-            self._state.mark_damaged()
-            self.stop("a stored message is damaged")
+        if self.replica.damage is not None:
+            self.stop("the state is damaged")
         if self.stopping and self.replica.damage is not None and self._may_end():
             self._fail(self.replica.damage)
+
+    def _found_damage(self, error: InvariantBroken) -> None:
+        self.replica.damage = self.replica.damage or error
+        self._mark_damaged()
+        self.wake()
+
+    def _mark_damaged(self) -> None:
+        """At once, also where the node is ending for another reason: the next start must not trust the state."""
+        if not self._marked:
+            self._marked = True
+            self._state.mark_damaged()
 
     def _measure(self, turn: Turn) -> None:
         metrics, now_s = self.metrics, self._clock()
@@ -300,7 +338,7 @@ class Node:
                 metrics.commit_seconds.observe(now_s - self._proposed_s.pop(next(iter(self._proposed_s))))
 
     def _durable(self, flush: Flush, took_s: float) -> None:
-        self._unsaved_bytes += len(flush.records)
+        self._house.logged(len(flush.records))
         self.metrics.fsync_seconds.observe(took_s)
         if took_s > SLOW_SYNC_S:
             self.log.slow_disk(took_ms=int(took_s * 1_000))
@@ -475,7 +513,7 @@ class Node:
             self._sending[peer] = scope
             try:
                 await self._stream(peer, epoch, term)  # a session that ends meanwhile asks anew in the next one
-            except (StateBusy, StoreError, OSError) as error:
+            except (Unavailable, StoreError, OSError) as error:
                 self._drop(peer, error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
 
     async def _stream(self, peer: str, epoch: int, term: int) -> None:
@@ -485,7 +523,7 @@ class Node:
         newest = self._state.newest_snapshot()
         for _ in range(2):
             if newest is None or newest[1].index < self.replica.raft.journal.base:
-                await self._take_snapshot()
+                await self._house.save()
                 newest = self._state.newest_snapshot()
             if newest is None:
                 raise StateBusy("the snapshot that was just taken is gone")
@@ -502,15 +540,6 @@ class Node:
             return
         raise StateBusy("a snapshot that was just taken cannot be read")
 
-    async def _take_snapshot(self) -> None:
-        began_s, covered_bytes = self._clock(), self._unsaved_bytes
-        reached = await trio.to_thread.run_sync(self._state.snapshot)
-        took_ms = int((self._clock() - began_s) * 1_000)
-        newest = self._state.newest_snapshot()
-        size_bytes = newest[0].stat().st_size if newest is not None else 0
-        self.log.snapshot_taken(index=reached.index, size_bytes=size_bytes, took_ms=took_ms)
-        self._unsaved_bytes -= covered_bytes
-
     async def _install(self, peer: str, received: Received) -> None:
         """A state has come whole: build it beside ours, then replace ours in one go. State first, then journal."""
         began_s, head = self._clock(), received.head
@@ -526,66 +555,33 @@ class Node:
         self.log.snapshot_installed(index=head.index, size_bytes=head.size_bytes, took_ms=took_ms)
         self.wake()
 
-    # Keeping house
+    def _matches(self) -> list[int]:
+        """How far the connected peers' disks agree with our log, if we lead."""
+        match = self.replica.raft.match
+        links = self._peers.status() if self._peers is not None and self.replica.leads else []
+        return [match[link.peer] for link in links if link.connected and link.peer in match]
 
-    async def _housekeeping(self) -> None:
-        scrubbed: int | None = scrub.BEGIN
+    # Telling
+
+    async def _tell_now_and_then(self) -> None:
         while True:
-            await trio.sleep(HOUSEKEEPING_S)
-            self._watch_disk()
             self._tell_skew()
-            await self._compact()
-            scrubbed = await self._scrub(scrubbed or scrub.BEGIN)
+            self._tell_promise()
+            await trio.sleep(TELL_S)
 
-    async def _scrub(self, after: int) -> int | None:
-        """Read a little of what is stored again, so that damage is found before a consumer asks for it."""
-        try:
-            return await trio.to_thread.run_sync(_scrub_step, self._state.store, after)
-        except BodyDamaged as error:
-            self.replica.damage = self.replica.damage or error
-        except StoreClosed:
-            pass  # another state has taken its place meanwhile
-        return after
-
-    def _watch_disk(self) -> None:
-        """Before the disk is full, messages are refused; settling goes on, which makes room."""
-        reserve = self.config.disk_reserve_bytes
-        self.replica.disk_limit = reserve if shutil.disk_usage(self.config.data).free < reserve else None
+    def _tell_promise(self) -> None:
+        """What a repaired node waits for: until then it is neither a copy nor a candidate."""
+        raft = self.replica.raft
+        promise = raft.journal.promise
+        if promise is not None:
+            last, leader = raft.journal.last, raft.leader
+            self.log.promise_open(promised=promise.index, term=promise.term, last=last, leader=leader)
 
     def _tell_skew(self) -> None:
         if self.replica.serving:
             for peer, skew_ms in self.replica.time.skew(self.replica.now_ms).items():
                 if abs(skew_ms) > SKEW_TOLD_MS:
                     self.log.clock_skew(peer=peer, skew_ms=skew_ms)
-
-    async def _compact(self) -> None:
-        raft = self.replica.raft
-        self._writer.drop_before(raft.journal.base)  # what an earlier round let go of: that is on disk by now
-        log_bytes, state_bytes = self._segments.size_bytes, self._state.size_bytes
-        if self._policy.wants_snapshot(log_bytes=self._unsaved_bytes, state_bytes=state_bytes):
-            try:
-                await self._take_snapshot()
-            except StateBusy:
-                return  # a state is being installed: that is as good
-            except (StoreError, OSError) as error:  # a full disk, say: the log is kept, and the next round tries again
-                self.log.snapshot_failed(error=error)
-        newest = self._state.newest_snapshot()
-        if newest is None:
-            return
-        links = self._peers.status() if self._peers is not None and self.replica.leads else []
-        target = self._policy.compacts_to(
-            base=raft.journal.base,
-            snapshot_index=newest[1].index,
-            applied=self._state.reached.index,
-            matches=[raft.match[link.peer] for link in links if link.connected and link.peer in raft.match],
-            journal_bytes=log_bytes,
-            state_bytes=state_bytes,
-        )
-        if target is not None:
-            raft.compact(target)
-            self.log.journal_compacted(base=target)
-
-    # Telling
 
     def status(self) -> NodeStatus:
         """How the node does, at this moment."""
@@ -636,6 +632,7 @@ class Node:
             failed=None if self._failure is None else str(self._failure),
             disk_free_bytes=shutil.disk_usage(self.config.data).free,
             refusing_produce=replica.disk_limit is not None,
+            promised=None if journal.promise is None else journal.promise.index,
         )
 
     def _time_ms(self) -> int:
@@ -689,11 +686,6 @@ class Node:
             ),
         )
         return Answer(Place(status.applied, -1, status.time_ms), reply)
-
-
-def _scrub_step(store: Store, after: int) -> int | None:
-    with store.read() as txn:
-        return scrub.step(txn, after, SCRUB_BYTES)
 
 
 def _error_of(outcome: Answer | HoldfastError) -> HoldfastError | None:

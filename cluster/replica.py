@@ -371,9 +371,8 @@ class Replica:
         self._more = False
         if state.reached.index >= target:
             return [], []
-        entries, _ = raft.journal.read(state.reached.index + 1, APPLY_BYTES)
         bound = min(target, Comparing.next_place(state.reached.index))
-        entries = [entry for entry in entries if entry[1] <= bound]
+        entries, _ = raft.journal.read(state.reached.index + 1, APPLY_BYTES, bound)
         applied = state.apply(entries)
         raft.set_applied(state.reached.index)
         self._more = state.reached.index < target

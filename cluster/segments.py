@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from threading import Lock
 from typing import Final
 
+from holdfast.client.protocol.limits import U63_MAX
 from holdfast.cluster.disk import REAL_DISK, Disk, File
 from holdfast.cluster.journal import ENTRY_OVERHEAD_BYTES, NEVER_WRITTEN, Entry, Flush, JournalBroken
 from holdfast.cluster.journal_errors import JournalFailed, JournalRefused, damaged, failing
@@ -174,8 +175,8 @@ class Segments:
                 dropped += 1
         return dropped
 
-    def read_entries(self, index: int, max_bytes: int) -> tuple[list[Entry], int]:
-        """Durable entries from `index` on, at least one and else no more than `max_bytes`, and their size.
+    def read_entries(self, index: int, max_bytes: int, last: int = U63_MAX) -> tuple[list[Entry], int]:
+        """Durable entries from `index` to `last`, at least one and else no more than `max_bytes`, and their size.
 
         Every byte is checked again, so damage since the start is never sent to a peer: `JournalDamaged`, or
         `JournalFailed` if the disk does not even give the bytes.
@@ -194,7 +195,7 @@ class Segments:
             skipped = index - found[0][1] if found else 0
             for entry in found[skipped : skipped + bound - index]:
                 weight = len(entry[0]) + ENTRY_OVERHEAD_BYTES
-                if entries and size + weight > max_bytes:
+                if entries and (size + weight > max_bytes or index > last):
                     return entries, size
                 entries.append(entry)
                 size += weight

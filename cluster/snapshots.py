@@ -11,7 +11,7 @@ tells one thing more: that the chunks are those of one file, all of them, in the
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,11 +21,15 @@ import trio
 from holdfast.client.protocol.errors import Unavailable
 from holdfast.cluster import membership
 from holdfast.cluster.messages import CHUNK_BYTES, Message, SnapshotChunk, SnapshotDone, SnapshotHead
-from holdfast.cluster.state import Reached, close_aside, reached_by
+from holdfast.cluster.state import SNAPSHOTS_KEPT, Reached, close_aside, reached_by
 from holdfast.storage.snapshot import verify_snapshot
 from holdfast.storage.store import StoreError
 
 # When, and what may go then ------------------------------------------------------------------------------
+
+
+RETRY_MIN_S = 10.0
+RETRY_MAX_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +54,47 @@ class Policy:
         self,
         *,
         base: int,
-        snapshot_index: int,
+        snapshots: Sequence[int],
         applied: int,
         matches: Iterable[int],
         journal_bytes: int,
         state_bytes: int,
+        short: bool,
     ) -> int | None:
         """Up to where the journal may forget; None if that is nothing new.
 
-        `snapshot_index` is that of our newest durable snapshot, the only thing that can rebuild us from there;
-        one that was received may be ahead of what we have applied. `matches` are those of the peers that are connected,
-        if we lead: one that waits for a snapshot holds the log after it, so that the snapshot will not come too late.
-        Twice the state in log is dearer to send than the state: nobody is waited for beyond that.
+        `snapshots` are the indexes of our durable ones, ascending. The log is kept behind the last but one: if the
+        newest cannot be read when it is needed, the one before it and the log make the state. Where the disk is `short`
+        one that was read whole has to do, and is the only one. One that was received may be ahead of what is applied.
+
+        `applied` is what is applied and on our own disk. `matches` are those of the peers that are connected, if we
+        lead: one that waits for a snapshot holds the log after it, so that the snapshot will not come too late. Twice
+        the state in log is dearer to send than the state: nobody is waited for beyond that, nor on a short disk.
         """
-        if self.keep_log:
+        enough = 1 if short else SNAPSHOTS_KEPT
+        if self.keep_log or len(snapshots) < enough:
             return None
-        target = min(snapshot_index, applied)
-        if journal_bytes <= max(self.journal_bytes_max, 2 * state_bytes):
+        target = min(snapshots[-min(SNAPSHOTS_KEPT, len(snapshots))], applied)
+        if not short and journal_bytes <= max(self.journal_bytes_max, 2 * state_bytes):
             target = min(target, min(matches, default=applied) - self.reserve_entries)
         return target if target > base else None
+
+
+class Retries:
+    """When to try a snapshot again that failed. Each try may write the whole state: they become rare."""
+
+    def __init__(self) -> None:
+        self._wait_s, self._at_s = RETRY_MIN_S, float("-inf")
+
+    def due(self, now_s: float) -> bool:
+        return now_s >= self._at_s
+
+    def failed(self, now_s: float) -> None:
+        self._at_s = now_s + self._wait_s
+        self._wait_s = min(2 * self._wait_s, RETRY_MAX_S)
+
+    def succeeded(self) -> None:
+        self._wait_s, self._at_s = RETRY_MIN_S, float("-inf")
 
 
 # Receiving -----------------------------------------------------------------------------------------------
@@ -107,14 +133,20 @@ class Receiver:
     """
 
     def __init__(
-        self, folder: Path, free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+        self,
+        folder: Path,
+        reserve_bytes: int = 0,
+        free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
     ) -> None:
-        """Removes what an earlier life left unfinished. `folder` is the log's, for the file is renamed within it."""
+        """Removes what an earlier life left unfinished. `folder` is the log's, for the file is renamed within it.
+
+        `reserve_bytes` is what the journal is left in any case.
+        """
         self._folder = folder / "received"
         if self._folder.exists():
             shutil.rmtree(self._folder)
         self._folder.mkdir(parents=True)
-        self._free_bytes = free_bytes
+        self._reserve_bytes, self._free_bytes = reserve_bytes, free_bytes
         self._stream: _Stream | None = None
         self._count = 0
 
@@ -128,11 +160,12 @@ class Receiver:
         self._drop()
         self._count += 1
         path = self._folder / f"{self._count}.partial"  # never an old name: the last file may be with its new owner
-        needed = 2 * head.size_bytes  # once as it comes, and once as the store that is built of it
+        needed = 2 * head.size_bytes + self._reserve_bytes  # as it comes, and as the store that is built of it
         try:
             # A disk that fills up would end the node, for the journal needs it too.
             if needed > (free := self._free_bytes(self._folder)):
-                raise StreamBroken(f"the snapshot of {peer!r} needs {needed} bytes, {free} are free")
+                problem = f"the snapshot of {peer!r} needs {needed} bytes of disk with the reserve, {free} are free"
+                raise StreamBroken(f"{problem}: make room")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StreamBroken(f"the snapshot of {peer!r} cannot be stored: {error}") from error

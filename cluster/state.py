@@ -9,14 +9,15 @@ from the newest snapshot; the journal, which is cut only behind a durable one, h
     3. A mark with another boot id at the start means that the machine went down under an open state.
 
 A crash between any two of these steps leads at worst to a rebuild that was not needed. A state that was found damaged
-gets a mark that is no boot id, and so is rebuilt as well.
+gets a mark that is no boot id, and so is rebuilt as well. The mark also says that a state was made anew: it need not
+have come again to where it was, so it is no witness of all that was ever answered from it (`unbroken`).
 """
 
 import os
 import shutil
 import struct
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
@@ -42,6 +43,7 @@ from holdfast.storage.tables import TABLES, Table
 
 MARK = "state.open"
 DAMAGED = "damaged"  # in the mark, in the place of a boot id
+REBUILT = " rebuilt"  # ends the mark of a state that was made anew, until a clean end
 SNAPSHOTS_KEPT = 2  # the newest one may be the one that cannot be read
 
 _RAFT_KEY = b"raft"  # beside the machine's own row; not part of the digest, which compares what the rules made
@@ -91,7 +93,9 @@ class NodeState:
         self._snapshots.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
         self._booted = booted()
-        self.rebuilt = self._mark() not in (None, self._booted)
+        mark = self._mark()
+        self.rebuilt = mark is not None and mark.removesuffix(REBUILT) != self._booted
+        self.unbroken = not self.rebuilt and (mark is None or not mark.endswith(REBUILT))
         if self.rebuilt:
             self._rebuild()
         self._write_mark(self._booted)
@@ -99,7 +103,11 @@ class NodeState:
         self._alone = Lock()  # held by `snapshot`, and from `prepare` until `swap`
         self._prepared: Prepared | None = None
         self.store = LmdbStore(self._home, TABLES)  # another one after a `swap`: not to be kept
-        self.reached = self._read(first)
+        try:
+            self.reached = self._read(first)
+        except BaseException:
+            self.store.close()
+            raise
 
     @property
     def digest(self) -> int:
@@ -141,9 +149,7 @@ class NodeState:
         Raises StateBusy instead of running beside another one or a `prepare`, and StateBroken for a state that is
         marked as damaged: a copy of the damage must not become what the node is rebuilt from.
         """
-        if not self._alone.acquire(blocking=False):
-            raise StateBusy("a snapshot is being written, or a received one is being installed")
-        try:
+        with self._by_itself():
             self._refuse_damaged()
             target = self._snapshots / "next.snapshot"
             write_snapshot(self.store, target, _raft_row)
@@ -151,15 +157,36 @@ class NodeState:
             reached = reached_by(target)
             self._name(target, reached.index)
             return reached
-        finally:
-            self._alone.release()
+
+    def snapshots(self) -> list[tuple[Path, Reached]]:
+        """Those that say what they are, oldest first; whether the rest of one can be read is seen when it is."""
+        found = []
+        for path in self._numbered():
+            with suppress(SnapshotDamaged):
+                found.append((path, reached_by(path)))
+        return found
 
     def newest_snapshot(self) -> tuple[Path, Reached] | None:
-        """The newest one that says what it is; whether the rest of it can be read is seen when it is."""
-        for path in reversed(self._numbered()):
-            with suppress(SnapshotDamaged):
-                return path, reached_by(path)
-        return None
+        """The last of `snapshots`."""
+        return next(reversed(self.snapshots()), None)
+
+    def keep_newest_snapshot(self) -> bool:
+        """Remove all but the newest one, to make room, if every byte of that one can be read; whether it could.
+
+        For a worker thread. Raises StateBusy as `snapshot` does.
+        """
+        with self._by_itself():
+            newest = self.newest_snapshot()
+            try:
+                if newest is None:
+                    return False
+                verify_snapshot(newest[0])
+            except SnapshotDamaged:
+                return False
+            for path in self._numbered():
+                if path != newest[0]:
+                    path.unlink()
+            return True
 
     def prepare(self, received: Path) -> Prepared:
         """Make everything ready for a snapshot that a peer sent to replace the state. For a worker thread.
@@ -242,6 +269,19 @@ class NodeState:
             (self._folder / MARK).unlink(missing_ok=True)
             _sync(self._folder)
 
+    def abandon(self) -> None:
+        """The end of a node that cannot go on: the files are closed, and the next start goes by the mark."""
+        self.store.close()
+
+    @contextmanager
+    def _by_itself(self) -> Iterator[None]:
+        if not self._alone.acquire(blocking=False):
+            raise StateBusy("a snapshot is being written, or a received one is being installed")
+        try:
+            yield
+        finally:
+            self._alone.release()
+
     def _remove_leftovers(self) -> None:
         """What a crash left of a snapshot that was being written or installed."""
         if self._incoming.exists():
@@ -256,13 +296,20 @@ class NodeState:
             raise StateBroken(problem="it is damaged, and no snapshot is made of it")
 
     def _rebuild(self) -> None:
-        """Make the state from the newest snapshot that can be read; without one, from nothing."""
+        """Make the state from the newest snapshot that can be read; without one, from nothing.
+
+        One that cannot be read is removed once an older one has taken its place: it would count as one of those kept.
+        """
+        damaged = []
         for path in reversed(self._numbered()):
             try:
                 verify_snapshot(path)
             except SnapshotDamaged:
+                damaged.append(path)
                 continue
             install_snapshot(path, self._home)
+            for each in damaged:
+                each.unlink()
             return
         if self._home.exists():
             shutil.rmtree(self._home)
@@ -294,7 +341,7 @@ class NodeState:
     def _write_mark(self, booted: str) -> None:
         partial = self._folder / f"{MARK}.new"
         with partial.open("w") as file:
-            file.write(booted)
+            file.write(booted if self.unbroken else booted + REBUILT)
             file.flush()
             os.fsync(file.fileno())
         partial.rename(self._folder / MARK)

@@ -89,6 +89,7 @@ def test_a_node_that_failed_or_stalled_is_neither_alive_nor_ready(change: Any, r
             {"committed": 91 + APPLY_LAG_MAX},
             {"reason": "applying", "lag": APPLY_LAG_MAX + 1, "limit": APPLY_LAG_MAX},
         ),
+        ({"promised": 95}, {"reason": "repaired", "promised": 95, "last": 90}),
         ({"stopping": True}, {"reason": "stopping"}),
     ],
 )
@@ -116,10 +117,18 @@ def test_what_is_within_bounds_is_ready(change: Any) -> None:
 
 def test_every_reason_is_named_at_once() -> None:
     status = replace(
-        HEALTHY, failed="x", turn_age_ms=99_999, cluster_id="", leader=None, committed=9_999, stopping=True
+        HEALTHY, failed="x", turn_age_ms=99_999, cluster_id="", leader=None, committed=9_999, stopping=True, promised=9
     )
     assert reasons(healthz(status)) == ["failed", "stalled"]
-    assert reasons(readyz(status)) == ["failed", "stalled", "not_formed", "no_leader", "applying", "stopping"]
+    assert reasons(readyz(status)) == [
+        "failed",
+        "stalled",
+        "not_formed",
+        "no_leader",
+        "applying",
+        "repaired",
+        "stopping",
+    ]
 
 
 @given(
@@ -164,7 +173,7 @@ def test_the_status_page_tells_every_field_as_json() -> None:
 def test_the_document_names_every_field_every_reason_and_every_bound() -> None:
     section = DOC[DOC.index("## Health") : DOC.index("## Metrics")]
     names = [field.name for kind in (NodeStatus, MemberStatus) for field in fields(kind)]
-    names += ["failed", "stalled", "not_formed", "no_leader", "applying", "stopping"]
+    names += ["failed", "stalled", "not_formed", "no_leader", "applying", "repaired", "stopping"]
     assert [name for name in names if f"`{name}`" not in section] == []
     assert f"within {TURN_AGE_MAX_MS // 1000} s" in section
     assert f"at most {APPLY_LAG_MAX:,} committed entries" in section

@@ -229,6 +229,8 @@ def test_read_gives_at_least_one_entry_and_respects_the_size() -> None:
     assert journal.read(3, 0) == ([(b"3", 3, 1)], 25)
     assert journal.read(2, 50) == ([(b"2", 2, 1), (b"3", 3, 1)], 50)
     assert journal.read(5, 100) == ([], 0)
+    assert journal.read(2, 1_000, 3) == ([(b"2", 2, 1), (b"3", 3, 1)], 50)
+    assert journal.read(3, 1_000, 2) == ([(b"3", 3, 1)], 25)
     with pytest.raises(JournalBroken, match="compacted"):
         journal.read(1, 100)
 
@@ -319,17 +321,17 @@ def test_hooks_are_told_of_appends_and_truncations() -> None:
 
 
 def test_recovered_log_is_durable_and_reads_its_entries_from_disk() -> None:
-    asked: list[tuple[int, int]] = []
+    asked: list[tuple[int, int, int]] = []
 
-    def read(index: int, max_bytes: int) -> tuple[list[Entry], int]:
-        asked.append((index, max_bytes))
+    def read(index: int, max_bytes: int, last: int) -> tuple[list[Entry], int]:
+        asked.append((index, max_bytes, last))
         return [(b"old", index, 3)], 27
 
     start = Recovered(base=5, base_term=2, last=9, runs=((6, 3),), term=4, vote="b", flush=17)
     journal = Journal.recovered(start, read)
     assert (journal.durable_index, journal.commit, journal.term, journal.vote) == (9, 5, 4, "b")
-    assert journal.read(8, 100) == ([(b"old", 8, 3)], 27)
-    assert asked == [(8, 100)]
+    assert journal.read(8, 100, 9) == ([(b"old", 8, 3)], 27)
+    assert asked == [(8, 100, 9)]
     journal.add(b"new", 10, 4)
     assert journal.read(10, 100)[0] == [(b"new", 10, 4)]
     taken = journal.take()
@@ -340,13 +342,13 @@ def test_disk_that_answers_with_another_entry_stops_the_node() -> None:
     start = Recovered(last=9, runs=((2, 3),))
     for answer in [(b"", 8, 2), (b"", 7, 3)]:
         with pytest.raises(JournalBroken, match="other entries"):
-            Journal.recovered(start, lambda index, max_bytes, wrong=answer: ([wrong], 24)).read(8, 100)  # type: ignore[misc]
+            Journal.recovered(start, lambda *_, wrong=answer: ([wrong], 24)).read(8, 100)
 
 
 def test_disk_that_lags_behind_a_truncation_is_not_believed() -> None:
     """The truncation is in memory, its record waits; the disk still has what was there before."""
     on_disk = [(b"old", index, 3) for index in range(2, 10)]
-    journal = Journal.recovered(Recovered(last=9, runs=((2, 3),)), lambda index, _: (on_disk[index - 2 :], 27 * 8))
+    journal = Journal.recovered(Recovered(last=9, runs=((2, 3),)), lambda index, *_: (on_disk[index - 2 :], 27 * 8))
     journal.deleteEntriesFrom(5)
     journal.add(b"new", 6, 4)
     assert journal.read(2, 1000) == ([(b"old", index, 3) for index in range(2, 6)], 27 * 4)

@@ -38,6 +38,7 @@ SAMPLES: dict[EventName, dict[str, Any]] = {
     "peer_refused": {"peer": "10.0.0.1:999", "error": LOST},
     "snapshot_taken": {"index": 9, "size_bytes": 1000, "took_ms": 5},
     "snapshot_failed": {"error": LOST},
+    "promise_open": {"promised": 9, "term": 2, "last": 5, "leader": None},
     "snapshot_sent": {"peer": "n3", "index": 9, "size_bytes": 1000, "took_ms": 5},
     "snapshot_installed": {"index": 9, "size_bytes": 1000, "took_ms": 5},
     "journal_compacted": {"base": 9},

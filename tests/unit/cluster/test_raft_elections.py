@@ -2,13 +2,24 @@
 
 from random import Random
 
+import pytest
+
 from holdfast.cluster import membership
 from holdfast.cluster.consensus import BATCH
 from holdfast.cluster.elections import Elections, Timing
 from holdfast.cluster.events import LeaderChanged, Role
+from holdfast.cluster.following import PromiseOpen
 from holdfast.cluster.journal import Promise
-from holdfast.cluster.messages import AppendEntries, PreVote, PreVoteReply, RequestVote, TimeoutNow, VoteGranted
-from tests.simulation.scripted import NOTHING, log, scripted
+from holdfast.cluster.messages import (
+    AppendEntries,
+    AppendReply,
+    PreVote,
+    PreVoteReply,
+    RequestVote,
+    TimeoutNow,
+    VoteGranted,
+)
+from tests.simulation.scripted import NOTHING, Scripted, log, scripted
 
 THREE = {name: NOTHING for name in "abc"}
 
@@ -161,23 +172,94 @@ def test_a_sole_voter_tells_its_learner_only_of_commits_that_are_on_disk() -> No
         assert message.commit_index == a.committed() == durable
 
 
-def test_a_repaired_node_neither_votes_nor_counts_until_a_leader_has_covered_its_promise() -> None:
+def test_a_repaired_node_neither_votes_nor_counts_until_its_promise_is_covered() -> None:
+    """Neither for whoever may lack what it had, nor as a copy of what it holds less of than it once had."""
     with scripted({"a": log((1, 8)), "b": log((1, 3)), "c": log((1, 8))}) as script:
         b = script["b"]
-        b.journal.promise = Promise(index=9, term=1)
+        b.journal.promise = Promise(index=10, term=1)
         script.now_s += 0.6
         script.turn("b")
         script.give([("a", "b", PreVote(2, 1, 9, 1)), ("a", "b", RequestVote(2, 9, 1))])
         assert script.take("b", "a") == [("b", "a", PreVoteReply(1, 1, False))]
         assert (b.term, script.role("b")) == (2, Role.FOLLOWER)
         script.elect("a", "c")
+        a = script["a"]
+        entries = tuple(a.journal.read(5, 1 << 20, 9)[0])
+        assert _answer(script, AppendEntries(a.term, 1, 4, 1, entries, 1, 7))[:2] == (False, 0)
+        assert b.journal.last == 9 and a.match["b"] == 0
         script.exchange("a", "b")
-        assert b.journal.last == script["a"].journal.last
-        assert script["a"].match["b"] == 0
+        assert (b.journal.last, a.match["b"]) == (10, 10)  # the leader's own entry: nothing can be beyond that
         script.exchange("a", "c")
         script.beat("a")
         script.exchange("a", "b")
-        assert script["b"].journal.promise is None
-        script.beat("a")
-        script.exchange("a", "b")
-        assert script["a"].match["b"] == b.journal.last
+        assert _answer(script, AppendEntries(a.term, 10, 10, a.term, (), 1, 8)) == (True, 8, None)
+
+
+def _answer(script: Scripted, message: AppendEntries) -> tuple[bool, int, Promise | None]:
+    """Whether b counts as a copy and as a witness, and its promise then."""
+    script.give([("a", "b", message)])
+    [(_, _, reply)] = script.take("b", "a", AppendReply)
+    assert isinstance(reply, AppendReply)
+    return reply.success, reply.barrier, script["b"].journal.promise
+
+
+def test_two_repaired_nodes_of_three_are_led_by_the_third_if_it_has_what_both_had() -> None:
+    """They vote as the logs would that they had, and follow as any node does."""
+    with scripted({"a": log((1, 8)), "b": log((1, 3)), "c": log((1, 5))}) as script:
+        for name in ("b", "c"):
+            script[name].journal.promise = Promise(index=9, term=1)
+        script.lead("a", "b", "c")
+        assert [script[name].commit_index for name in "abc"] == [10, 10, 10]
+        assert script["b"].journal.promise is script["c"].journal.promise is None
+
+
+def test_two_repaired_nodes_of_three_wait_if_the_third_lacks_what_both_had() -> None:
+    """That was confirmed, and is nowhere any more that can be read."""
+    with scripted({"a": log((1, 7)), "b": log((1, 3)), "c": log((1, 5))}) as script:
+        for name in ("b", "c"):
+            script[name].journal.promise = Promise(index=9, term=1)
+        with pytest.raises(AssertionError, match="a is FOLLOWER in term 1"):
+            script.elect("a", "b", "c")
+        assert {script.role("b"), script.role("c")} == {Role.FOLLOWER}
+
+
+def test_what_a_repaired_node_confirmed_with_one_that_is_away_is_not_overwritten() -> None:
+    """a and b confirmed entries that c has not; b lost them. c must wait for a, whatever b and c hold now."""
+    with scripted({"a": log((1, 8)), "b": log((1, 3)), "c": log((1, 5))}) as script:
+        script["b"].journal.promise = Promise(index=9, term=1)
+        for _ in range(6):
+            script.now_s += 0.6
+            script.turn("c")
+            script.turn("b")
+            script.exchange("b", "c")
+        assert script.role("c") != Role.LEADER
+        script.letters.clear()
+        script.lead("a", "b")
+        assert script["b"].journal.last == 10
+        assert script["a"].commit_index == 10
+
+
+@pytest.mark.parametrize(("saw_all", "learners", "kept"), [(True, (), True), (False, (), False), (True, ("b",), False)])
+def test_the_only_voter_gives_a_promise_up_only_if_it_was_made_to_nobody(
+    saw_all: bool, learners: tuple[str, ...], kept: bool
+) -> None:
+    """Clients are told what was applied, and there is nobody else to tell. A state made anew is no witness of it."""
+    with scripted({"a": log((1, 3))}, configuration=membership.of("a", learners)) as script:
+        node = script["a"]
+        node.journal.promise = Promise(index=6, term=1)
+        if not kept:
+            with pytest.raises(PromiseOpen, match="up to 6 may have been confirmed"):
+                node.settle_promise_alone(saw_all)
+            return
+        node.settle_promise_alone(saw_all)
+        for _ in range(3):
+            script.now_s += 0.6
+            script.turn("a")
+        assert script.role("a") == Role.LEADER
+
+
+def test_one_of_several_voters_keeps_its_promise_whatever_its_state_saw() -> None:
+    with scripted({"a": log((1, 8)), "b": log((1, 3)), "c": log((1, 8))}) as script:
+        script["b"].journal.promise = Promise(index=9, term=1)
+        script["b"].settle_promise_alone(saw_all=True)
+        assert script["b"].journal.promise is not None

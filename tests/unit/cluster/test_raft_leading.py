@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from holdfast.client.protocol.errors import BatchTooLarge
+from holdfast.client.protocol.limits import U63_MAX
 from holdfast.cluster import membership
 from holdfast.cluster.consensus import BATCH
 from holdfast.cluster.events import BecameLeader, LostLeadership, Role, SnapshotNeeded
@@ -151,8 +152,8 @@ class CountingJournal(Journal):
 
     handed = 0
 
-    def read(self, index: int, max_bytes: int) -> tuple[list[tuple[bytes, int, int]], int]:
-        entries, size = super().read(index, max_bytes)
+    def read(self, index: int, max_bytes: int, last: int = U63_MAX) -> tuple[list[tuple[bytes, int, int]], int]:
+        entries, size = super().read(index, max_bytes, last)
         self.handed += len(entries)
         return entries, size
 

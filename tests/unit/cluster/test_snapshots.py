@@ -12,7 +12,7 @@ import trio
 from holdfast.cluster import membership
 from holdfast.cluster.consensus import NO_OP
 from holdfast.cluster.messages import CHUNK_BYTES, Message, SnapshotChunk, SnapshotDone, SnapshotHead
-from holdfast.cluster.snapshots import Policy, Received, Receiver, StreamBroken, send_snapshot
+from holdfast.cluster.snapshots import Policy, Received, Receiver, Retries, StreamBroken, send_snapshot
 from holdfast.cluster.state import NodeState
 from holdfast.storage.snapshot import SnapshotDamaged
 from tests.unit.cluster.test_state import message, opened, opening
@@ -55,23 +55,26 @@ def compacts_to(
     policy: Policy = Policy(),  # noqa: B008 - frozen
     *,
     base: int = 1,
-    snapshot_index: int = 50_000,
+    snapshots: tuple[int, ...] = (50_000, 58_000),
     applied: int = 60_000,
     matches: tuple[int, ...] = (),
     journal_bytes: int = 100 * MIB,
     state_bytes: int = 0,
+    short: bool = False,
 ) -> int | None:
     return policy.compacts_to(
         base=base,
-        snapshot_index=snapshot_index,
+        snapshots=snapshots,
         applied=applied,
         matches=matches,
         journal_bytes=journal_bytes,
         state_bytes=state_bytes,
+        short=short,
     )
 
 
-def test_the_journal_is_kept_behind_the_newest_snapshot() -> None:
+def test_the_journal_is_kept_behind_the_last_snapshot_but_one() -> None:
+    """The newest may be the one that cannot be read."""
     assert compacts_to(matches=(60_000, 60_000)) == 50_000
     assert compacts_to(matches=()) == 50_000  # who does not lead knows of no matches
 
@@ -82,9 +85,39 @@ def test_the_journal_is_kept_for_the_slowest_peer_and_a_reserve_behind_it() -> N
     assert compacts_to(matches=(51_000,)) == compacts_to(matches=(51_001,)) == 50_000
 
 
+def test_nothing_is_let_go_of_behind_a_first_snapshot() -> None:
+    assert compacts_to(snapshots=()) is None
+    assert compacts_to(snapshots=(50_000,)) is None
+    assert compacts_to(snapshots=(50_000,), journal_bytes=1 << 60) is None
+
+
+def test_on_a_short_disk_one_snapshot_has_to_do_and_nobody_is_waited_for() -> None:
+    assert compacts_to(snapshots=(50_000,), short=True) == 50_000
+    assert compacts_to(snapshots=(50_000,), matches=(20_000,), short=True) == 50_000
+    assert compacts_to(matches=(20_000,), short=True) == 50_000  # the newest was not found whole
+    assert compacts_to(snapshots=(), short=True) is None
+    assert compacts_to(Policy(keep_log=True), snapshots=(50_000,), short=True) is None
+
+
+def test_a_snapshot_that_failed_is_tried_again_ever_more_rarely() -> None:
+    retries, now_s, tries = Retries(), 0.0, list[float]()
+    while now_s < 10_000.0:
+        if retries.due(now_s):
+            tries.append(now_s)
+            retries.failed(now_s)
+        now_s += 1.0
+    assert tries[:5] == [0.0, 10.0, 30.0, 70.0, 150.0]
+    assert tries[-1] - tries[-2] == 600.0
+    retries.succeeded()
+    assert retries.due(now_s)
+    retries.failed(now_s)
+    assert not retries.due(now_s + 9.0)
+    assert retries.due(now_s + 10.0)
+
+
 def test_a_reserve_is_kept_also_where_nobody_is_connected() -> None:
     """A peer that is away for a moment goes on from the log."""
-    assert compacts_to(snapshot_index=60_000) == 59_000
+    assert compacts_to(snapshots=(60_000, 60_000)) == 59_000
 
 
 def test_a_peer_that_waits_for_its_snapshot_holds_the_log_that_follows_it() -> None:
@@ -113,7 +146,7 @@ def test_the_log_is_never_let_go_of_where_it_is_to_be_kept(journal_bytes: int) -
 
 @pytest.mark.parametrize("journal_bytes", [0, 1 << 60])
 def test_what_is_not_applied_is_kept_though_a_received_snapshot_is_ahead(journal_bytes: int) -> None:
-    index = compacts_to(snapshot_index=90_000, applied=60_000, matches=(95_000,), journal_bytes=journal_bytes)
+    index = compacts_to(snapshots=(90_000, 95_000), applied=60_000, matches=(95_000,), journal_bytes=journal_bytes)
     assert index == 60_000
 
 
@@ -331,13 +364,13 @@ def test_what_an_earlier_life_left_unfinished_is_removed(leader: NodeState, fold
 
 
 def test_a_stream_that_would_fill_the_disk_is_refused_before_it_begins(leader: NodeState, folder: Path) -> None:
-    """It is needed twice: as it comes, and as the store that is built of it."""
-    sent = Sent(leader)
-    enough = 2 * sent.head.size_bytes
-    with pytest.raises(StreamBroken, match="are free"):
-        Receiver(folder, lambda path: enough - 1).head("a", sent.head)
+    """It is needed twice, as it comes and as the store that is built of it; and the journal is left its reserve."""
+    sent, reserve = Sent(leader), 5 * MIB
+    enough = 2 * sent.head.size_bytes + reserve
+    with pytest.raises(StreamBroken, match="are free: make room"):
+        Receiver(folder, reserve, lambda path: enough - 1).head("a", sent.head)
     assert files_in(folder) == []
-    assert receive(Receiver(folder, lambda path: enough), sent) is not None
+    assert receive(Receiver(folder, reserve, lambda path: enough), sent) is not None
 
 
 def test_a_disk_that_fails_ends_the_stream_and_not_the_node(
