@@ -70,7 +70,8 @@ class Housekeeping:
         self._matches, self._damaged, self._free = matches, damaged, free
         self._unsaved_bytes = segments.size_bytes  # of log since the last snapshot, or all that is there
         self._without_room = False  # that was told
-        self._relied_on: Path | None = None  # the newest snapshot, when it was last tried whether it will do alone
+        self._tried: Path | None = None  # the newest snapshot, when it was last read whether it will do alone
+        self._relied = False  # it will
 
     def logged(self, size_bytes: int) -> None:
         """So much more of the log is on disk."""
@@ -100,8 +101,8 @@ class Housekeeping:
 
     async def save_if_due(self) -> None:
         wanted = self._policy.wants_snapshot(log_bytes=self._unsaved_bytes, state_bytes=self._state.size_bytes)
-        if not wanted or not self._retries.due(self._clock()):
-            return
+        if not wanted or self._replica.damage is not None or not self._retries.due(self._clock()):
+            return  # of a damaged state there is no snapshot, and the node is about to end
         try:
             await self.save()
         except StateBusy:
@@ -134,8 +135,7 @@ class Housekeeping:
     async def compact(self) -> None:
         """Let go of the log that no snapshot of ours needs, and no peer that is worth waiting for."""
         short = self._is_short
-        if short:
-            await self._make_do_with_newest()
+        relied = short and await self._make_do_with_newest()
         raft = self._replica.raft
         target = self._policy.compacts_to(
             base=raft.journal.base,
@@ -145,6 +145,7 @@ class Housekeeping:
             journal_bytes=self._segments.size_bytes,
             state_bytes=self._state.size_bytes,
             short=short,
+            relied=relied,
         )
         if target is not None:
             raft.compact(target)
@@ -159,18 +160,21 @@ class Housekeeping:
         """Whether the next snapshot would not leave the reserve."""
         return self._free(self._data) < self._needed_bytes
 
-    async def _make_do_with_newest(self) -> None:
-        """Give the older snapshots up for room, if all of the newest can be read; asked once of each newest one."""
-        known = self._state.snapshots()
-        if len(known) < 2 or known[-1][0] == self._relied_on:
-            return
-        self._relied_on = known[-1][0]
-        try:
-            await trio.to_thread.run_sync(self._state.keep_newest_snapshot)
-        except StateBusy:
-            self._relied_on = None
-        except OSError as error:
-            self._log.snapshot_failed(error=error)
+    async def _make_do_with_newest(self) -> bool:
+        """Give older snapshots up for room, if all of the newest can be read: whether it may be relied on alone.
+
+        Each one is read once for that.
+        """
+        newest = self._state.newest_snapshot()
+        if newest is None:
+            return False
+        if newest[0] != self._tried:
+            try:
+                self._relied = await trio.to_thread.run_sync(self._state.keep_newest_snapshot, newest[0])
+            except (StateBusy, OSError):
+                return False  # the next round asks again
+            self._tried = newest[0]
+        return self._relied
 
     # What is stored
 

@@ -60,21 +60,22 @@ class Policy:
         journal_bytes: int,
         state_bytes: int,
         short: bool,
+        relied: bool,
     ) -> int | None:
         """Up to where the journal may forget; None if that is nothing new.
 
         `snapshots` are the indexes of our durable ones, ascending. The log is kept behind the last but one: if the
         newest cannot be read when it is needed, the one before it and the log make the state. Where the disk is `short`
-        one that was read whole has to do, and is the only one. One that was received may be ahead of what is applied.
+        the newest has to do, if it may be `relied` on: it was read whole. A received one may be ahead of the state.
 
         `applied` is what is applied and on our own disk. `matches` are those of the peers that are connected, if we
         lead: one that waits for a snapshot holds the log after it, so that the snapshot will not come too late. Twice
         the state in log is dearer to send than the state: nobody is waited for beyond that, nor on a short disk.
         """
-        enough = 1 if short else SNAPSHOTS_KEPT
-        if self.keep_log or len(snapshots) < enough:
+        behind = 1 if relied else SNAPSHOTS_KEPT
+        if self.keep_log or len(snapshots) < behind:
             return None
-        target = min(snapshots[-min(SNAPSHOTS_KEPT, len(snapshots))], applied)
+        target = min(snapshots[-behind], applied)
         if not short and journal_bytes <= max(self.journal_bytes_max, 2 * state_bytes):
             target = min(target, min(matches, default=applied) - self.reserve_entries)
         return target if target > base else None

@@ -170,21 +170,18 @@ class NodeState:
         """The last of `snapshots`."""
         return next(reversed(self.snapshots()), None)
 
-    def keep_newest_snapshot(self) -> bool:
-        """Remove all but the newest one, to make room, if every byte of that one can be read; whether it could.
+    def keep_newest_snapshot(self, newest: Path) -> bool:
+        """Remove all snapshots but this one, to make room, if every byte of it can be read; whether it could.
 
         For a worker thread. Raises StateBusy as `snapshot` does.
         """
         with self._by_itself():
-            newest = self.newest_snapshot()
             try:
-                if newest is None:
-                    return False
-                verify_snapshot(newest[0])
+                verify_snapshot(newest)
             except SnapshotDamaged:
                 return False
             for path in self._numbered():
-                if path != newest[0]:
+                if path != newest:
                     path.unlink()
             return True
 

@@ -61,6 +61,7 @@ def compacts_to(
     journal_bytes: int = 100 * MIB,
     state_bytes: int = 0,
     short: bool = False,
+    relied: bool = False,
 ) -> int | None:
     return policy.compacts_to(
         base=base,
@@ -70,6 +71,7 @@ def compacts_to(
         journal_bytes=journal_bytes,
         state_bytes=state_bytes,
         short=short,
+        relied=relied,
     )
 
 
@@ -92,11 +94,11 @@ def test_nothing_is_let_go_of_behind_a_first_snapshot() -> None:
 
 
 def test_on_a_short_disk_one_snapshot_has_to_do_and_nobody_is_waited_for() -> None:
-    assert compacts_to(snapshots=(50_000,), short=True) == 50_000
-    assert compacts_to(snapshots=(50_000,), matches=(20_000,), short=True) == 50_000
-    assert compacts_to(matches=(20_000,), short=True) == 50_000  # the newest was not found whole
-    assert compacts_to(snapshots=(), short=True) is None
-    assert compacts_to(Policy(keep_log=True), snapshots=(50_000,), short=True) is None
+    assert compacts_to(snapshots=(50_000,), matches=(20_000,), short=True, relied=True) == 50_000
+    assert compacts_to(snapshots=(50_000,), short=True) is None  # it was not read, or not whole
+    assert compacts_to(matches=(20_000,), short=True) == 50_000
+    assert compacts_to(snapshots=(), short=True, relied=True) is None
+    assert compacts_to(Policy(keep_log=True), snapshots=(50_000,), short=True, relied=True) is None
 
 
 def test_a_snapshot_that_failed_is_tried_again_ever_more_rarely() -> None:
