@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from random import Random, SystemRandom
 from secrets import token_bytes
@@ -146,7 +146,7 @@ class Node:
         self._receiver = Receiver(folder, config.disk_reserve_bytes)
         self._house = Housekeeping(
             config=config,
-            policy=policy or Policy(keep_log=config.keep_log),
+            policy=replace(policy or Policy(), keep_log=config.keep_log),
             segments=self._segments,
             state=self._state,
             replica=self.replica,

@@ -8,15 +8,12 @@ import pytest
 
 from holdfast.client.blocking import Client
 from holdfast.client.protocol.errors import Overloaded
-from holdfast.cluster.disk import REAL_DISK
 from holdfast.cluster.embedded import Node
 from holdfast.cluster.identity import journal_folder
-from holdfast.cluster.journal_frames import HEAD_BYTES
-from holdfast.cluster.journal_recovery import Scan
 from holdfast.cluster.state import MARK
+from tests.support.disks import SEGMENT, damage_before_the_last_frame, last_frame, segment
 from tests.support.processes import cluster, until
 
-SEGMENT = "0000000001.wal"
 MESSAGES = 8
 
 
@@ -34,8 +31,8 @@ def killed(tmp_path: Path) -> Path:
         processes.kill("n1")
     data = folder / "n1"
     (data / "log-0" / MARK).write_text("another boot")
-    begin, size = _last_frame(data)
-    with _segment(data).open("r+b") as file:
+    begin, size = last_frame(data)
+    with segment(data).open("r+b") as file:
         file.truncate(begin + size)  # the zeros ahead are 4 MB to copy each time, and tell nothing
     return data
 
@@ -43,7 +40,7 @@ def killed(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_journal_torn_at_any_byte_of_its_last_frame_loses_nothing_else(killed: Path, tmp_path: Path) -> None:
     """I28: the frame whose sync had not ended is not there; all before it is, and the node goes on."""
-    begin, size = _last_frame(killed)
+    begin, size = last_frame(killed)
 
     def start_torn(kept: int, zeros: int) -> None:
         data = tmp_path / f"torn-{kept}-{zeros}"
@@ -63,7 +60,7 @@ def test_a_journal_torn_at_any_byte_of_its_last_frame_loses_nothing_else(killed:
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_node_started_on_a_torn_journal_serves(killed: Path, share: float) -> None:
     """The same with a process of its own, which ends in good order then."""
-    begin, size = _last_frame(killed)
+    begin, size = last_frame(killed)
     _tear(killed, begin + int((size - 1) * share), 0)
     with cluster(killed.parent, nodes=1) as processes, processes.client() as client:
         assert [message.payload for message in client.read("orders")] == [b"%d" % at for at in range(MESSAGES - 1)]
@@ -75,18 +72,13 @@ def test_a_node_started_on_a_torn_journal_serves(killed: Path, share: float) -> 
 
 def test_a_flipped_bit_in_the_middle_of_the_journal_stops_the_node_with_the_remedy(killed: Path) -> None:
     """I30: what it acknowledged is damaged, so it does not start, and does not cut it off as if it were torn."""
-    begin, _ = _last_frame(killed)
-    with _segment(killed).open("r+b") as file:
-        file.seek(begin - HEAD_BYTES - 10)  # in a frame that another one follows
-        [byte] = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 0x10]))
-    before = _segment(killed).read_bytes()
+    damage_before_the_last_frame(killed)
+    before = segment(killed).read_bytes()
     with cluster(killed.parent, nodes=1) as processes:
         assert processes.ended("n1") not in (0, None)
         assert "holdfast node repair" in processes.log_of("n1")
         assert SEGMENT in processes.log_of("n1")
-    assert _segment(killed).read_bytes() == before
+    assert segment(killed).read_bytes() == before
 
 
 def test_an_emptied_node_under_its_old_name_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
@@ -142,20 +134,7 @@ def test_a_nearly_full_disk_refuses_messages_and_lets_consumers_go_on(tmp_path: 
         assert until(lambda: client.produce("orders", [b"d"]), "room again").versions == [4]
 
 
-def _segment(data: Path) -> Path:
-    return journal_folder(data) / SEGMENT
-
-
-def _last_frame(data: Path) -> tuple[int, int]:
-    """Where it begins, and how long it is."""
-    scan = Scan(str(journal_folder(data)), None, REAL_DISK)
-    scan.run()
-    assert scan.newest_frame is not None
-    begin, records = scan.newest_frame
-    return begin, HEAD_BYTES + len(records)
-
-
 def _tear(data: Path, at: int, zeros: int) -> None:
-    with _segment(data).open("r+b") as file:
+    with segment(data).open("r+b") as file:
         file.truncate(at)
         file.truncate(at + zeros)

@@ -54,14 +54,16 @@ def until(wanted: Callable[[], T | None], what: str, within_s: float = WAIT_S) -
 class Setup:
     """How the nodes of a cluster are started, beside their plan."""
 
-    flags: Mapping[str, str] = field(default_factory=dict)  # further ones of `serve`
+    flags: Mapping[str, str] = field(default_factory=dict)  # further ones of `serve`; {name} is the node's
     environment: Mapping[str, str] = field(default_factory=dict)
     traced: str | None = None  # system calls that strace writes down, beside each node's log
+    injected: str | None = None  # what strace lets happen to them, in its words
     wall_clocks: bool = False  # each node has a wall clock that `set_clock` moves
     snapshot_log_bytes: int | None = None  # take snapshots after so much log, and keep no log behind them
 
     def command(self, plan: Plan, name: str) -> list[str]:
-        command = [*plan.command(name), *(f"--{flag.replace('_', '-')}={value}" for flag, value in self.flags.items())]
+        flags = (f"--{flag.replace('_', '-')}={value.format(name=name)}" for flag, value in self.flags.items())
+        command = [*plan.command(name), *flags]
         seams: list[str] = []
         if self.wall_clocks:
             seams += ["--wall-offset-file", str(plan.data / f"{name}.clock")]
@@ -72,7 +74,8 @@ class Setup:
         if self.traced is not None:
             # -D: the tracer stands aside, so that the process that we signal and wait for is the node itself.
             trace = str(plan.data / f"{name}.trace")
-            command = ["strace", "-D", "-f", "-q", "-A", "-o", trace, "-e", f"trace={self.traced}", *command]
+            injected = () if self.injected is None else ("-e", f"inject={self.injected}")
+            command = ["strace", "-D", "-f", "-q", "-A", "-o", trace, "-e", f"trace={self.traced}", *injected, *command]
         return command
 
 

@@ -1,0 +1,143 @@
+"""Journals of real nodes, damaged and repaired: who counts again, who waits for whom, and who never goes on."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.journal_frames import HEAD_BYTES
+from holdfast.cluster.state import MARK
+from tests.support.disks import damage_before_the_last_frame, damage_message, flip, last_frame, repair, segment
+from tests.support.processes import Processes, cluster, until
+
+
+@pytest.mark.slow
+def test_a_repaired_node_catches_up_and_counts_again(tmp_path: Path) -> None:
+    """Refused first, with the remedy; after it the node has all that was confirmed, and can make a majority."""
+    with cluster(tmp_path) as processes, processes.client() as client:
+        client.create_queue("orders")
+        for at in range(5):
+            client.produce("orders", [b"message %d" % at])
+        processes.whole()
+        damaged, away = processes.followers()
+        processes.kill(damaged)
+        damage_before_the_last_frame(tmp_path / damaged)
+        client.produce("orders", [b"message 5"])
+        processes.start(damaged)
+        assert processes.ended(damaged) not in (0, None)
+        assert "holdfast node repair" in processes.log_of(damaged)
+        assert repair(tmp_path / damaged) == 0
+        processes.start(damaged)
+        processes.whole()
+        until(lambda: processes.status_of(damaged)["promised"] is None, "it waits for nobody any more")
+        processes.kill(away)
+        client.produce("orders", [b"message 6"])
+        assert [message.payload for message in client.read("orders")] == [b"message %d" % at for at in range(7)]
+
+
+@pytest.mark.slow
+def test_two_repaired_nodes_of_three_follow_the_third(tmp_path: Path) -> None:
+    with cluster(tmp_path) as processes, processes.client() as client:
+        client.create_queue("orders")
+        for at in range(5):
+            client.produce("orders", [b"message %d" % at])
+        processes.whole()
+        whole, *damaged = processes.plan.names
+        processes.kill_all()
+        for name in damaged:
+            _damage_and_repair(tmp_path / name, b"message 3", state_is_gone=True)
+        processes.start_all()
+        assert processes.leader(among=[whole]) == whole
+        processes.whole()
+        assert [message.payload for message in client.read("orders")] == [b"message %d" % at for at in range(5)]
+        assert client.produce("orders", [b"message 5"]).versions == [6]
+
+
+@pytest.mark.slow
+def test_two_repaired_nodes_that_lost_what_they_confirmed_say_what_they_wait_for(tmp_path: Path) -> None:
+    """The third was away then. Nobody leads, rather than that a confirmed message would never have been."""
+    with cluster(tmp_path) as processes, processes.client() as client:
+        client.create_queue("orders")
+        processes.whole()
+        away = processes.followers()[0]
+        damaged = processes.others(away)
+        processes.kill(away)
+        for text in (b"one", b"two", b"three"):
+            client.produce("orders", [text])
+        last = max(processes.status_of(name)["last"] for name in damaged)
+        processes.kill_all()
+        for name in damaged:
+            _damage_and_repair(tmp_path / name, b"two", state_is_gone=True)
+        processes.start_all()
+        for name in damaged:
+            code, page = until(lambda name=name: _page(processes, name), f"{name} answers")  # type: ignore[misc]
+            reasons = {each["reason"]: each for each in json.loads(page)["reasons"]}
+            assert code == 503 and reasons["repaired"]["promised"] >= last and "no_leader" in reasons
+            until(lambda name=name: "event=promise_open" in processes.log_of(name), "it says so")  # type: ignore[misc]
+        assert {processes.status_of(name)["leader"] for name in processes.plan.names} == {None}
+
+
+@pytest.mark.slow
+def test_a_repaired_node_alone_leads_again_with_the_state_that_it_had(tmp_path: Path) -> None:
+    """What it told to a client it had applied: nothing that was told is missing."""
+    with _killed_alone(tmp_path) as processes:
+        _damage_and_repair(tmp_path / "n1", b"message 3")
+        processes.start("n1")
+        with processes.client() as client:
+            assert [message.payload for message in client.read("orders")] == [b"message %d" % at for at in range(5)]
+            assert client.produce("orders", [b"message 5"]).versions == [6]
+            assert processes.status_of("n1")["promised"] is None
+
+
+@pytest.mark.slow
+def test_a_repaired_node_alone_whose_state_is_gone_too_ends_and_says_why(tmp_path: Path) -> None:
+    """Every time, also when the state was made anew by the start before."""
+    with _killed_alone(tmp_path) as processes:
+        _damage_and_repair(tmp_path / "n1", b"message 3", state_is_gone=True)
+        for _ in range(2):
+            processes.start("n1")
+            assert processes.ended("n1") not in (0, None)
+        assert processes.log_of("n1").count("this node is the only voter, so nobody else has that") >= 2
+
+
+@pytest.mark.slow
+def test_a_journal_whose_vote_cannot_be_read_is_not_repaired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only a new member name helps; nothing is changed."""
+    with _killed_alone(tmp_path):
+        begin, _ = last_frame(tmp_path / "n1")
+        damage_before_the_last_frame(tmp_path / "n1")
+        flip(tmp_path / "n1", begin + HEAD_BYTES + 3)
+        before = segment(tmp_path / "n1").read_bytes()
+        assert repair(tmp_path / "n1") != 0
+        assert "Only a new member name helps" in capsys.readouterr().err
+        assert segment(tmp_path / "n1").read_bytes() == before
+
+
+@contextmanager
+def _killed_alone(folder: Path) -> Iterator[Processes]:
+    with cluster(folder, nodes=1) as processes:
+        with processes.client() as client:
+            client.create_queue("orders")
+            for at in range(5):
+                client.produce("orders", [b"message %d" % at])
+        processes.kill("n1")
+        yield processes
+
+
+def _damage_and_repair(data: Path, payload: bytes, *, state_is_gone: bool = False) -> None:
+    """Everything from the entry with this message on is lost."""
+    damage_message(data, payload)
+    if state_is_gone:
+        (data / "log-0" / MARK).write_text("another boot")
+    assert repair(data) == 0
+
+
+def _page(processes: Processes, name: str) -> tuple[int, str] | None:
+    try:
+        return processes.page(name, "/readyz")
+    except OSError:
+        return None
