@@ -1,9 +1,20 @@
 """A stored message that is not what was written: found by the leader that hands it out, and healed by its successor."""
 
+import shutil
+from io import StringIO
 from pathlib import Path
 
+import pytest
+
+from holdfast.client.blocking import Client
+from holdfast.client.protocol.errors import BodyDamaged, StateBroken
+from holdfast.cluster.embedded import Node
+from holdfast.cluster.identity import journal_folder
+from holdfast.cluster.journal import Journal
+from holdfast.cluster.segments import Segments
+from holdfast.cluster.state import DAMAGED, MARK
 from holdfast.storage.lmdb_store import DATA_FILE
-from tests.support.processes import cluster
+from tests.support.processes import WAIT_S, cluster
 
 PAYLOAD = b"a payload that is found nowhere else: " + bytes(range(256))
 
@@ -31,6 +42,58 @@ def test_a_damaged_body_is_handed_out_by_the_next_leader_and_the_node_is_made_an
             b"last",
         ]
         lease.ack()
+
+
+def test_damage_that_is_found_while_the_node_is_ending_is_marked_too(tmp_path: Path) -> None:
+    """The next start must not trust the state, whatever the former end was about; in one process, too."""
+    damage = BodyDamaged(queue_id=1, version=2)
+    with pytest.raises(BodyDamaged), Node(tmp_path / "data") as node, Client(node.address) as client:
+        client.create_queue("orders")
+        client.produce("orders", [b"a", b"b"])
+
+        def end() -> None:
+            assert node._node is not None
+            node._node.stop("closed")
+            node._node.replica.damage = damage
+
+        node._token.run_sync_soon(end)
+        node._thread.join(WAIT_S)
+    assert (tmp_path / "data" / "log-0" / MARK).read_text() == DAMAGED
+    log = StringIO()
+    with Node(tmp_path / "data", log=log) as node, Client(node.address) as client:
+        assert [message.payload for message in client.read("orders")] == [b"a", b"b"]
+        assert " applied=1\n" in log.getvalue()  # it was made anew, from the log
+    assert not (tmp_path / "data" / "log-0" / MARK).exists()
+
+
+def test_an_embedded_node_that_could_not_start_leaves_nothing_open(tmp_path: Path) -> None:
+    """What it cannot start with is found when its state is open already."""
+    with Node(tmp_path / "data") as node, Client(node.address) as client:
+        client.create_queue("orders")
+    state = tmp_path / "data" / "log-0" / "state"
+    kept = tmp_path / "kept"
+    journal = Path(journal_folder(tmp_path / "data"))
+    segments = Segments.open(str(journal))
+    log = Journal.recovered(segments.recovered, segments.read_entries)
+    log.setRaftCommitIndex(log.last)
+    log.compact(log.last)
+    flush = log.take()
+    assert flush is not None
+    segments.write(flush)
+    segments.close()
+    shutil.copytree(state, kept)
+    shutil.rmtree(state)
+    for _ in range(2):
+        with (
+            pytest.raises(StateBroken, match="put back a readable copy of the newest snapshot"),
+            Node(tmp_path / "data"),
+        ):
+            pass
+    shutil.rmtree(state)
+    shutil.copytree(kept, state)
+    (tmp_path / "data" / "log-0" / MARK).unlink()
+    with Node(tmp_path / "data") as node, Client(node.address) as client:
+        assert client.stats("orders").tail_version == 0
 
 
 def _flip(path: Path) -> None:

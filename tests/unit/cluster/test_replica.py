@@ -22,13 +22,14 @@ from holdfast.client.protocol.errors import (
     Overloaded,
     Withdrawn,
 )
+from holdfast.client.protocol.limits import U63_MAX
 from holdfast.client.protocol.messages import Inquiry, Request
 from holdfast.client.protocol.replies import Answer, GroupStats, Leased, Produced, QueueCreated, Settled
 from holdfast.client.protocol.values import QueueId, QueueSettings
 from holdfast.cluster import comparing
 from holdfast.cluster.consensus import BATCH
 from holdfast.cluster.events import Role
-from holdfast.cluster.journal import Flush, Journal, Recovered
+from holdfast.cluster.journal import Entry, Flush, Journal, Recovered
 from holdfast.cluster.membership import Configuration, Member
 from holdfast.cluster.messages import DIGEST_BYTES, AppendEntries, AppendReply, Message, StateDigest
 from holdfast.cluster.raft import Raft, use_library_clock
@@ -837,3 +838,28 @@ def test_a_node_whose_state_differs_answers_no_question(three: tuple[Nodes, Node
     leader.ask("command", produce(Q, b"y", client_id="other", first_seq=1))
     cluster.run()
     assert all(isinstance(leader.outcomes[token], NoLeader) for token in ("current", "stale", "command"))
+
+
+def test_a_node_that_catches_up_reads_each_entry_once(three: tuple[Nodes, Node]) -> None:
+    """Entries are applied up to the next place of comparing in one turn; what is behind it is not read for that."""
+    cluster, leader = three
+    follower = next(node for node in cluster.nodes.values() if node is not leader)
+    follower.silent = True
+    for _ in range(4 * comparing.EVERY):
+        leader.do(produce(1, b"x"))
+    journal, handed = follower.raft.journal, 0
+    plain = journal.read
+
+    def counted(index: int, max_bytes: int, last: int = U63_MAX) -> tuple[list[Entry], int]:
+        nonlocal handed
+        entries, size = plain(index, max_bytes, last)
+        handed += len(entries)
+        return entries, size
+
+    journal.read = counted  # type: ignore[method-assign]
+    behind = leader.state.reached.index - follower.state.reached.index
+    follower.silent = False
+    cluster.run(2.0)
+    assert follower.state.reached.index == leader.state.reached.index
+    assert behind > 3 * comparing.EVERY
+    assert handed <= behind + 2 * comparing.EVERY

@@ -165,6 +165,10 @@ def test_entries_read_from_disk_equal_those_in_memory(max_bytes: int) -> None:
     assert all_entries(written.journal, max_bytes) == expected
     assert all_entries(Written.again(disk.copy()).journal, max_bytes) == expected
     assert written.segments.read_entries(10, max_bytes) == remembered.read(10, max_bytes)
+    for last in (2, 10, 12, 30):
+        found = written.segments.read_entries(10, max_bytes, last)
+        assert found == remembered.read(10, max_bytes, last)
+        assert found[0][-1][1] <= max(last, 10)
 
 
 def test_reader_sees_what_was_written_after_it_had_read_the_place() -> None:

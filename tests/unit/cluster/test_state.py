@@ -487,6 +487,24 @@ def test_no_snapshot_is_begun_between_preparing_and_swapping(tmp_path: Path) -> 
     state.close()
 
 
+def test_a_state_that_was_made_anew_is_no_witness_of_what_was_answered_until_a_clean_end(tmp_path: Path) -> None:
+    """Also for a start after the one that made it, which finds it whole; a crash of the process loses nothing."""
+    state = opened(tmp_path)
+    state.apply([(NO_OP, 2, 1), opening(3)])
+    for booted, unbroken in (("boot-1", True), ("boot-2", False), ("boot-2", False), ("boot-3", False)):
+        crash(state)
+        state = opened(tmp_path, booted)
+        assert state.unbroken is unbroken
+    state.close()
+    state = opened(tmp_path, "boot-3")
+    assert state.unbroken
+    state.mark_damaged()
+    state.close()
+    state = opened(tmp_path, "boot-3")
+    assert not state.unbroken
+    state.close()
+
+
 # Damage ------------------------------------------------------------------------------------------------
 
 
