@@ -47,7 +47,8 @@ def test_a_damaged_body_is_handed_out_by_the_next_leader_and_the_node_is_made_an
 def test_damage_that_is_found_while_the_node_is_ending_is_marked_too(tmp_path: Path) -> None:
     """The next start must not trust the state, whatever the former end was about; in one process, too."""
     damage = BodyDamaged(queue_id=1, version=2)
-    with pytest.raises(BodyDamaged), Node(tmp_path / "data") as node, Client(node.address) as client:
+    # A failure that is kept keeps what it met: nothing may depend on its being forgotten.
+    with pytest.raises(BodyDamaged) as kept, Node(tmp_path / "data") as node, Client(node.address) as client:
         client.create_queue("orders")
         client.produce("orders", [b"a", b"b"])
 
@@ -58,6 +59,7 @@ def test_damage_that_is_found_while_the_node_is_ending_is_marked_too(tmp_path: P
 
         node._token.run_sync_soon(end)
         node._thread.join(WAIT_S)
+    assert kept.value is damage
     assert (tmp_path / "data" / "log-0" / MARK).read_text() == DAMAGED
     log = StringIO()
     with Node(tmp_path / "data", log=log) as node, Client(node.address) as client:
@@ -83,12 +85,11 @@ def test_an_embedded_node_that_could_not_start_leaves_nothing_open(tmp_path: Pat
     segments.close()
     shutil.copytree(state, kept)
     shutil.rmtree(state)
+    raised = []
     for _ in range(2):
-        with (
-            pytest.raises(StateBroken, match="put back a readable copy of the newest snapshot"),
-            Node(tmp_path / "data"),
-        ):
+        with pytest.raises(StateBroken, match="put back a readable copy") as refused, Node(tmp_path / "data"):
             pass
+        raised.append(refused)
     shutil.rmtree(state)
     shutil.copytree(kept, state)
     (tmp_path / "data" / "log-0" / MARK).unlink()

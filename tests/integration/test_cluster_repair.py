@@ -1,6 +1,7 @@
 """Journals of real nodes, damaged and repaired: who counts again, who waits for whom, and who never goes on."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,14 +93,18 @@ def test_a_repaired_node_alone_leads_again_with_the_state_that_it_had(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_repaired_node_alone_whose_state_is_gone_too_ends_and_says_why(tmp_path: Path) -> None:
-    """Every time, also when the state was made anew by the start before."""
-    with _killed_alone(tmp_path) as processes:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_repaired_node_alone_whose_state_is_gone_too_ends_and_says_why(tmp_path: Path, is_there: bool) -> None:
+    """Every time, also when the start before has made the state anew, as far as a snapshot goes."""
+    with _killed_alone(tmp_path, snapshot=is_there) as processes:
         _damage_and_repair(tmp_path / "n1", b"message 3", state_is_gone=True)
+        if not is_there:
+            shutil.rmtree(tmp_path / "n1" / "log-0" / "state")
+            (tmp_path / "n1" / "log-0" / MARK).unlink()
         for _ in range(2):
             processes.start("n1")
             assert processes.ended("n1") not in (0, None)
-        assert processes.log_of("n1").count("this node is the only voter, so nobody else has that") >= 2
+        assert processes.log_of("n1").count("is the only voter, so nobody else has that") >= 2
 
 
 @pytest.mark.slow
@@ -118,10 +123,15 @@ def test_a_journal_whose_vote_cannot_be_read_is_not_repaired(
 
 
 @contextmanager
-def _killed_alone(folder: Path) -> Iterator[Processes]:
-    with cluster(folder, nodes=1) as processes:
+def _killed_alone(folder: Path, *, snapshot: bool = False) -> Iterator[Processes]:
+    with cluster(folder, nodes=1, snapshot_log_bytes=1 << 20) as processes:
         with processes.client() as client:
             client.create_queue("orders")
+            if snapshot:
+                client.create_queue("filler")
+                client.produce("filler", [bytes(500_000)] * 3)
+                client.purge_queue("filler")
+                until(lambda: "event=snapshot_taken" in processes.log_of("n1"), "a snapshot")
             for at in range(5):
                 client.produce("orders", [b"message %d" % at])
         processes.kill("n1")

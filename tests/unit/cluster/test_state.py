@@ -491,10 +491,12 @@ def test_a_state_that_was_made_anew_is_no_witness_of_what_was_answered_until_a_c
     """Also for a start after the one that made it, which finds it whole; a crash of the process loses nothing."""
     state = opened(tmp_path)
     state.apply([(NO_OP, 2, 1), opening(3)])
+    former = "boot-1"
     for booted, unbroken in (("boot-1", True), ("boot-2", False), ("boot-2", False), ("boot-3", False)):
         crash(state)
         state = opened(tmp_path, booted)
-        assert state.unbroken is unbroken
+        assert (state.unbroken, state.rebuilt) == (unbroken, booted != former)
+        former = booted
     state.close()
     state = opened(tmp_path, "boot-3")
     assert state.unbroken
