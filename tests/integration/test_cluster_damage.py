@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.client.blocking import Client
-from holdfast.client.protocol.errors import BodyDamaged, StateBroken
+from holdfast.client.protocol.errors import BodyDamaged, HoldfastError, StateBroken
 from holdfast.cluster.embedded import Node
 from holdfast.cluster.identity import journal_folder
 from holdfast.cluster.journal import Journal
+from holdfast.cluster.journal_errors import JournalFailed
 from holdfast.cluster.segments import Segments
 from holdfast.cluster.state import DAMAGED, MARK
 from holdfast.storage.lmdb_store import DATA_FILE
@@ -66,6 +67,23 @@ def test_damage_that_is_found_while_the_node_is_ending_is_marked_too(tmp_path: P
         assert [message.payload for message in client.read("orders")] == [b"a", b"b"]
         assert " applied=1\n" in log.getvalue()  # it was made anew, from the log
     assert not (tmp_path / "data" / "log-0" / MARK).exists()
+
+
+def test_an_embedded_node_that_failed_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    node = Node(tmp_path / "data")
+    with pytest.raises(JournalFailed, match="check the disk") as kept, node, monkeypatch.context() as patched:
+        with Client(node.address) as client:
+            client.create_queue("orders")
+        patched.setattr("os.fdatasync", fail)
+        with Client(node.address, timeout_ms=1_000) as client, pytest.raises(HoldfastError):
+            client.produce("orders", [b"a"])
+        node._thread.join(WAIT_S)
+    assert node._failure is kept.value
+    with Node(tmp_path / "data") as again, Client(again.address) as client:
+        assert client.stats("orders").tail_version <= 1
 
 
 def test_an_embedded_node_that_could_not_start_leaves_nothing_open(tmp_path: Path) -> None:
