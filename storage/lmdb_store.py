@@ -512,12 +512,15 @@ def _check_format(env: lmdb.Environment, directory: Path) -> None:
         raise StoreFormatUnknown(f"{directory}", found=version, supported=FORMAT_VERSION)
 
 
+_REMEDY = "make room on the disk of the state, or check it, then start the node again"
+
+
 def _translated(error: lmdb.Error) -> StoreError:
     """The one place where an LMDB error gets its meaning here."""
     said = str(error)
     match error:
         case lmdb.MapFullError() | lmdb.DiskError():
-            return StoreFull(said)
+            return StoreFull(f"{said}; {_REMEDY}")
         case lmdb.ReadersFullError() | lmdb.LockError():
             return StoreBusy(said)
         case lmdb.InvalidError() | lmdb.VersionMismatchError():
@@ -526,5 +529,5 @@ def _translated(error: lmdb.Error) -> StoreError:
             return StoreDamaged(said)
         case lmdb.BadValsizeError() | lmdb.BadTxnError() | lmdb.BadDbiError() | lmdb.ReadonlyError():
             return StoreMisused(said)
-        case _:
-            return StoreError(said)
+        case _:  # of the operating system; LMDB says I/O error, too, when a full disk takes a part of a write
+            return StoreError(f"{said}; {_REMEDY}")

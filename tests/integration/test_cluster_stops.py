@@ -15,7 +15,7 @@ from holdfast.client.protocol.errors import HoldfastError
 from holdfast.storage import digest
 from holdfast.storage.lmdb_store import DATA_FILE, LmdbStore
 from holdfast.storage.rows import pack_queue, unpack_queue
-from holdfast.storage.store import WriteTxn
+from holdfast.storage.store import StoreError, WriteTxn
 from holdfast.storage.tables import TABLES, TOP, Table
 from tests.support.processes import Processes, cluster, until
 
@@ -80,6 +80,18 @@ def test_a_full_disk_stops_the_node_and_room_is_all_that_it_needs(tmp_path: Path
         with processes.client() as client:
             assert count <= client.stats("orders").tail_version <= count + 1
             client.produce("orders", [b"x"])
+
+
+@needs_root
+def test_a_state_that_has_no_room_says_so(tmp_path: Path) -> None:
+    """It is the other part of a node that a full disk stops, if the journal still had room ahead."""
+    with _small_disk(tmp_path / "state", 4 * MIB):
+        store = LmdbStore(tmp_path / "state", TABLES)
+        try:
+            with pytest.raises(StoreError, match="make room on the disk of the state, or check it, then start"):
+                store.transact(lambda txn: txn.put(Table.BLOB, bytes(8), bytes(8 * MIB)))
+        finally:
+            store.close()
 
 
 @needs_root
