@@ -8,6 +8,7 @@ from holdfast.client.protocol.commands import Lease
 from holdfast.client.protocol.replies import Leased
 from holdfast.client.protocol.values import QueueId, SessionId
 from holdfast.cluster.segments import SEGMENT_BYTES
+from holdfast.cluster.state import MARK
 from tests.support.processes import Processes, cluster, until
 from tests.support.traffic import HOUR_MS, Traffic, fill_until_compacted
 
@@ -66,6 +67,34 @@ def test_a_journal_does_not_grow_with_what_was_ever_written(tmp_path: Path) -> N
             until(lambda at=round_: _snapshots(processes) == at, f"snapshot {round_}")  # type: ignore[misc]
         kept = 2 * SEGMENT_BYTES  # the log behind the older of two snapshots, in whole segments
         until(lambda: processes.status_of("n1")["journal_bytes"] < kept, "the segments before that are gone")
+
+
+@pytest.mark.slow
+def test_a_newest_snapshot_that_cannot_be_read_stops_no_node(tmp_path: Path) -> None:
+    """The machine went down, and the copy of which to make the state is rotten: the one before it and the log do."""
+    with cluster(tmp_path, nodes=1, snapshot_log_bytes=LOG_BYTES) as processes, processes.client() as client:
+        client.create_queue("orders")
+        client.create_queue("flow")
+        written = 0
+
+        def taken() -> bool:
+            nonlocal written
+            [written] = client.produce("orders", [b"%d" % written]).versions
+            client.produce("flow", [bytes(100_000)])
+            client.purge_queue("flow")
+            return _snapshots(processes) == 3
+
+        until(taken, "three snapshots")
+        until(lambda: "event=journal_compacted" in processes.log_of("n1"), "a log that begins behind one")
+        processes.kill("n1")
+        newest = max((tmp_path / "n1" / "log-0" / "snapshots").iterdir())
+        data = bytearray(newest.read_bytes())
+        data[len(data) // 2] ^= 1
+        newest.write_bytes(bytes(data))
+        (tmp_path / "n1" / "log-0" / MARK).write_text("another boot")
+        processes.start("n1")
+        assert [message.payload for message in client.read("orders")] == [b"%d" % at for at in range(written)]
+        assert not newest.exists()
 
 
 def _snapshots(processes: Processes) -> int:
