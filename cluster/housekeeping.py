@@ -170,11 +170,12 @@ class Housekeeping:
             return False
         if newest[0] != self._tried:
             try:
-                self._relied = await trio.to_thread.run_sync(self._state.keep_newest_snapshot, newest[0])
+                self._relied = await trio.to_thread.run_sync(self._state.rely_on_snapshot, newest[0])
             except (StateBusy, OSError):
                 return False  # the next round asks again
             self._tried = newest[0]
-        return self._relied
+        now = self._state.newest_snapshot()
+        return self._relied and now is not None and now[0] == self._tried
 
     # What is stored
 

@@ -170,19 +170,19 @@ class NodeState:
         """The last of `snapshots`."""
         return next(reversed(self.snapshots()), None)
 
-    def keep_newest_snapshot(self, newest: Path) -> bool:
-        """Remove all snapshots but this one, to make room, if every byte of it can be read; whether it could.
+    def rely_on_snapshot(self, path: Path) -> bool:
+        """Remove what is older than this snapshot, to make room, if every byte of it can be read; whether it could.
 
         For a worker thread. Raises StateBusy as `snapshot` does.
         """
         with self._by_itself():
             try:
-                verify_snapshot(newest)
+                verify_snapshot(path)
             except SnapshotDamaged:
                 return False
-            for path in self._numbered():
-                if path != newest:
-                    path.unlink()
+            for each in self._numbered():
+                if each < path:  # a newer one may have been received meanwhile
+                    each.unlink()
             return True
 
     def prepare(self, received: Path) -> Prepared:

@@ -200,6 +200,22 @@ def test_only_the_newest_snapshots_are_kept(tmp_path: Path) -> None:
     state.close()
 
 
+def test_to_rely_on_one_snapshot_lets_older_ones_go_and_no_newer_one(tmp_path: Path) -> None:
+    """A newer one may have been received since the other was the newest: the journal begins behind it then."""
+    state = opened(tmp_path)
+    state.apply([(NO_OP, 2, 1), opening(3)])
+    state.snapshot()
+    [first] = (tmp_path / "snapshots").iterdir()
+    state.apply([message(4)])
+    state.snapshot()
+    assert state.rely_on_snapshot(first)
+    assert [reached.index for _, reached in state.snapshots()] == [3, 4]
+    newest = state.snapshots()[-1][0]
+    assert state.rely_on_snapshot(newest)
+    assert [path for path, _ in state.snapshots()] == [newest]
+    state.close()
+
+
 def test_the_size_of_a_state_grows_with_what_is_in_it(tmp_path: Path) -> None:
     state = opened(tmp_path)
     state.apply([(NO_OP, 2, 1), opening(3)])
