@@ -6,6 +6,7 @@ what is to be sent, written and answered. A leader serves from the moment its fi
 knows neither all steps of time nor what is due (T2, T3), and what comes meanwhile waits.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,6 +53,8 @@ Token = Hashable  # one request, in the owner's words
 Outcome = tuple[Token, Answer | HoldfastError]
 
 APPLY_BYTES = 4_194_304  # of entries in one transaction, and in one turn: heartbeats come between
+READ_BYTES = 8_388_608  # of answers read in one turn, and one more: about 4 ms; what is left is read in the next ones
+ANSWER_COST_BYTES = 4_096  # what an answer counts beside its messages, so that small ones are bounded too
 SCAN_BYTES = 1_048_576
 EARLY_MAX = 16_384  # requests that wait for a new leader's first entry
 STALE_MAX = 1_024  # stale reads that wait for their index
@@ -80,7 +83,7 @@ class Turn:
     messages: list[tuple[str, Message]]
     flush: Flush | None  # to be written and synced; then `durable`
     events: list[Event]
-    again: bool  # there is more to apply: turn again soon, whatever comes
+    again: bool  # there is more to apply or to read: turn again soon, whatever comes
     proposed: list[tuple[int, int]]  # entries of this turn: index, commands in it
     applied: int  # entries
     apply_s: float  # what they took
@@ -106,6 +109,16 @@ class _Read:
     index: int = 0  # must be applied
     until_ms: int = 0  # of a stale one: when to give up
     touched: bool = False  # what was due is folded
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """A lease that was granted, and whose messages are still to be read."""
+
+    token: Token
+    queue_id: QueueId
+    place: Place
+    leased: Leased
 
 
 class Replica:
@@ -136,6 +149,8 @@ class Replica:
         self._reads: list[_Read] = []  # through their barrier; the index may not be applied yet
         self._confirming: list[tuple[int, Token]] = []  # waits that are over, and through their barrier
         self._stale: list[_Read] = []
+        self._deliveries: deque[_Delivery] = deque()
+        self._read_bytes = 0  # of answers, in this turn
         self._comparing = Comparing(raft.me)
         self._undecided: Undecided | None = None
         self._digests: list[tuple[str, Message]] = []  # of ours, to be told
@@ -278,6 +293,9 @@ class Replica:
         """A snapshot has taken the place of the state, and consensus has been told."""
         reached = self.state.reached
         self._comparing.forget()
+        deliveries, self._deliveries = self._deliveries, deque()
+        for delivery in deliveries:  # the state that granted them is gone
+            self._finish(delivery.token, errors.LeaderChanged())
         self._resolve(self.batcher.installed(reached.index, reached.term), None)
 
     def hand_over(self, target: str | None = None) -> bool:
@@ -304,6 +322,7 @@ class Replica:
         raft.step()
         events = raft.take_events()
         self._note(events)
+        self._read_bytes = 0
         began_s = self._clock()
         applied, outcomes = self._apply()
         apply_s = self._clock() - began_s
@@ -365,10 +384,15 @@ class Replica:
         self._touches.clear()
 
     def _apply(self) -> tuple[list[Applied], list[Outcome]]:
-        """Fold what is committed and on our own disk (R8): one transaction, then the outcomes of its commands."""
+        """Fold what is committed and on our own disk (R8): one transaction, then the outcomes of its commands.
+
+        Leases whose messages are not read yet hold it back: these are read from the state that granted them.
+        """
         raft, state = self.raft, self.state
+        self._more = bool(self._deliveries)
+        if self._deliveries:
+            return [], []
         target = raft.committed()
-        self._more = False
         if state.reached.index >= target:
             return [], []
         bound = min(target, Comparing.next_place(state.reached.index))
@@ -382,7 +406,7 @@ class Replica:
         return applied, outcomes
 
     def _has_work(self) -> bool:
-        if self._stale or self._reads or self._confirming or self._may_begin:
+        if self._stale or self._reads or self._confirming or self._deliveries or self._may_begin:
             return True
         if not self._serving:
             return False
@@ -413,6 +437,7 @@ class Replica:
                 self.waiters.changed(queue_id)
         if self._serving:
             self._wake(view, now_ms)
+        self._deliver_messages(view)
         self._answer_reads(view, now_ms)
 
     def _follow_time(self, view: View, now_ms: int) -> None:
@@ -641,12 +666,25 @@ class Replica:
                 for queue_id in _queues_of(envelope.command):
                     self.waiters.changed(queue_id)
             if isinstance(outcome, Answer) and self._is_doubtful:
-                outcome = errors.LeaderChanged("the states of the nodes differ: this node cannot vouch for the answer")
+                outcome = _not_vouched_for()
             match outcome, envelope.command:
                 case Answer(place=place, reply=Leased() as leased), Lease(queue_id=queue_id) if view is not None:
-                    self._read_body(token, partial(_delivered, view, queue_id, place, leased))
+                    self._deliveries.append(_Delivery(token, queue_id, place, leased))
                     return
         self._finish(token, outcome)
+
+    def _deliver_messages(self, view: View) -> None:
+        """Read the messages of leases, as far as one turn may; who is gone meanwhile gets none."""
+        while self._deliveries and self._may_read:
+            delivery = self._deliveries.popleft()
+            if delivery.token not in self._asked:
+                continue
+            if self._is_doubtful:
+                self._finish(delivery.token, _not_vouched_for())
+            else:
+                queue_id, place, leased = delivery.queue_id, delivery.place, delivery.leased
+                self._read_body(delivery.token, partial(_delivered, view, queue_id, place, leased))
+        self._more = self._more or bool(self._deliveries)
 
     def _touched(self, touch: Touch, reads: "list[_Read]") -> None:
         if self._serving:
@@ -665,9 +703,17 @@ class Replica:
     def _read_body(self, token: Token, read: Callable[[], Answer]) -> None:
         """Answer with what is stored; damage is not an answer, and ends this node's part (fail-stop)."""
         try:
-            self._finish(token, read())
+            answer = read()
         except BodyDamaged as error:
             self.damage = error
+        else:
+            self._read_bytes += ANSWER_COST_BYTES + _body_bytes(answer.reply)
+            self._finish(token, answer)
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether this turn goes on to read: heartbeats and others' requests come between turns."""
+        return self._read_bytes < READ_BYTES
 
     # Reads
 
@@ -696,12 +742,18 @@ class Replica:
         for read in reads:
             if read.index > applied:
                 self._reads.append(read)
+            elif not self._may_read:
+                self._reads.append(read)
+                self._more = True
             elif read.touched or not self._touch_first(view, read, now_ms):
                 self._read_body(read.token, partial(_answered, view, read.query))
         stale, self._stale = self._stale, []
         for read in stale:
-            if read.index <= applied:
+            if read.index <= applied and self._may_read:
                 self._read_body(read.token, partial(_answered, view, read.query))
+            elif read.index <= applied:
+                self._stale.append(read)
+                self._more = True
             elif now_ms >= read.until_ms:
                 self._finish(read.token, self._behind(read))
             else:
@@ -762,8 +814,16 @@ def _owned(reply: Reply) -> Reply:
             return reply
 
 
+def _body_bytes(reply: Reply) -> int:
+    return sum(len(batch.body) for batch in reply.batches) if isinstance(reply, Leased | Messages) else 0
+
+
 def _owned_batch(batch: MessageBatch) -> MessageBatch:
     return replace(batch, body=bytes(batch.body))
+
+
+def _not_vouched_for() -> errors.LeaderChanged:
+    return errors.LeaderChanged("the states of the nodes differ: this node cannot vouch for the answer")
 
 
 def _adds_messages(command: Command) -> bool:

@@ -56,6 +56,7 @@ class Node:
         self.name = name
         self.disk_hangs = False
         self.silent = False  # it neither hears nor is heard
+        self.again = False  # it wants another turn
         self.outcomes: dict[object, Answer | HoldfastError] = {}
         self.state = MachineState(Reached(1, 0, 0, ruling), lambda *_: None)
         self._start(Journal(Recovered(base=1, base_term=0, last=1)))
@@ -89,6 +90,7 @@ class Node:
             self.replica.durable(flush.lsn)
         turn = self.replica.turn()
         self._flush = turn.flush or self._flush
+        self.again = turn.again
         for token, outcome in turn.outcomes:
             assert token not in self.outcomes, f"{token!r} has a second outcome"
             self.outcomes[token] = outcome
