@@ -354,6 +354,7 @@ class Core:
             case Welcome(cluster_id=cluster_id):
                 self.cluster_id = cluster_id
                 link.ready = True
+                self._nodes.peers[address].problem = None
                 if link.probing:
                     self._search.probe(address, link)
             case Answered(request_id=request_id, answer=answer) if request_id in link.sent:
@@ -372,7 +373,7 @@ class Core:
                 else:
                     self._declined(self._calls[call], address, error, now_s)
             case Declined(error=error) if not link.ready or isinstance(error, ProtocolViolated):
-                self._nodes.peers[address].problem = error if isinstance(error, ProtocolViolated) else None
+                self._nodes.peers[address].problem = error
                 self._lose(address, now_s, close=True)
             case Answered() | Declined() | Pong():
                 pass  # of a call that is over

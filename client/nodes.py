@@ -9,7 +9,7 @@ from random import Random
 
 from holdfast.client.events import Action, Address, CallId, Close, Connect, Write
 from holdfast.client.protocol import codec
-from holdfast.client.protocol.errors import BadValue, ProtocolViolated
+from holdfast.client.protocol.errors import BadValue, HoldfastError
 from holdfast.client.protocol.frames import FrameReader, write_frame
 from holdfast.client.protocol.messages import FromClient, Hello
 
@@ -46,7 +46,7 @@ class Peer:
 
     failures: int = 0  # in a row, since it last answered something
     not_before_s: float = 0.0
-    problem: ProtocolViolated | None = None
+    problem: HoldfastError | None = None  # why it let us in no more: a frame of its was bad, or it turned us away
 
 
 class Nodes:

@@ -16,7 +16,9 @@ from holdfast.client.protocol.errors import BadValue
 
 SECRET_BYTES_MIN = 16  # shorter ones can be guessed by whoever hears one handshake
 MEMBERS_MAX = 9
+CONNECTIONS_MAX = 65_536
 
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")  # what a resolver can be asked for
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -51,6 +53,7 @@ class Config:
     secret_file: Path | None = None
     http: Address | None = None
     fsync: Literal["always", "os"] = "always"
+    max_connections: int = 4_096  # of clients
     disk_reserve_bytes: int = 268_435_456  # with less left, messages are refused; settling goes on
     keep_log: bool = False  # never let go of applied entries: for the fault harness
     trace: Path | None = None  # messages sent and syncs done, in order: for the fault harness
@@ -71,6 +74,9 @@ class Config:
             )
         if self.fsync not in ("always", "os"):
             raise BadValue(field="fsync", problem=f"is {self.fsync!r}; always or os is allowed")
+        if not 1 <= self.max_connections <= CONNECTIONS_MAX:
+            problem = f"is {self.max_connections}; 1 to {CONNECTIONS_MAX} is allowed"
+            raise BadValue(field="max_connections", problem=problem)
         if self.disk_reserve_bytes < 0:
             raise BadValue(field="disk_reserve_bytes", problem="is negative")
         if not self.insecure_plaintext:
@@ -152,6 +158,8 @@ def parse_address(value: object) -> Address:
         raise ValueError("an IPv6 host stands in brackets")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65_535:
         raise ValueError("HOST:PORT is wanted, with a port from 0 to 65535")
+    if not _HOST.fullmatch(host):
+        raise ValueError("a host is an address or a name in ASCII; an international one is written as xn--…")
     return Address(host, int(port))
 
 
@@ -208,6 +216,7 @@ _PARSERS: dict[str, Any] = {
     "secret_file": _path,
     "http": parse_address,
     "fsync": _text,
+    "max_connections": _number,
     "disk_reserve_bytes": _number,
     "keep_log": _flag,
     "trace": _path,

@@ -5,10 +5,11 @@ out by `take`. A client that breaks the protocol gets nothing more: its connecti
 too much is told so, and goes on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.client.protocol import codec
-from holdfast.client.protocol.errors import BadFrame, HoldfastError, Overloaded, ProtocolViolated
+from holdfast.client.protocol.errors import BadFrame, HoldfastError, Overloaded, ProtocolViolated, Unavailable
 from holdfast.client.protocol.frames import Buffer, FrameReader, write_frame
 from holdfast.client.protocol.messages import (
     NO_REQUEST,
@@ -30,7 +31,6 @@ from holdfast.client.protocol.replies import Answer
 
 REQUESTS_OPEN = 1_024  # of one connection: four full sessions' worth
 RETRY_AFTER_MS = 50
-UNSENT_BYTES = 33_554_432  # answers that a client does not read: four of the largest
 
 Asked = Request | Inquiry | Withdraw
 Sized = tuple[Asked, int]  # with the bytes that it took
@@ -47,12 +47,15 @@ class Greeting:
 class Connection:
     """One connection. After `closing` is true nothing is read any more; what is unsent may still go out."""
 
-    def __init__(self, greeting: Greeting, requests_open: int = REQUESTS_OPEN) -> None:
+    def __init__(self, greet: Callable[[], Greeting], requests_open: int = REQUESTS_OPEN) -> None:
+        """`greet` is asked when the client says hello; what it raises of Unavailable turns the client away."""
         self.closing = False
+        self.error: HoldfastError | None = None  # why it is closing
         self.client = ""  # what it calls itself, for people
-        self._greeting = greeting
+        self._greet_by = greet
         self._requests_open = requests_open
         self._frames = FrameReader()
+        self._frames_read = 0
         self._open: set[int] = set()
         self._unsent: list[Buffer] = []
         self._unsent_bytes = 0
@@ -67,13 +70,22 @@ class Connection:
         return tuple(self._open)
 
     @property
+    def unfinished(self) -> int:
+        """The number of the frame that has begun and not ended; 0 if there is none."""
+        return self._frames_read + 1 if self._frames.pending_bytes else 0
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """How much of it has come."""
+        return self._frames.pending_bytes
+
+    @property
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
     @property
-    def is_slow(self) -> bool:
-        """Whether the client leaves its answers lying: whoever owns the socket ends the connection then."""
-        return self._unsent_bytes > UNSENT_BYTES
+    def unsent_bytes(self) -> int:
+        return self._unsent_bytes
 
     def feed(self, data: bytes) -> list[Sized]:
         """What the client asks for with these bytes. Never raises: what is wrong with them closes the connection."""
@@ -82,12 +94,13 @@ class Connection:
         asked: list[Sized] = []
         try:
             for frame in self._frames.feed(data):
+                self._frames_read += 1
                 found = self._read(codec.decode_from_client(frame.header, frame.body))
                 if found is not None:
                     asked.append((found, len(frame.header) + len(frame.body)))
-        except ProtocolViolated as error:
+        except (ProtocolViolated, Unavailable) as error:
             self._send(Declined(NO_REQUEST, error))
-            self.closing = True
+            self.closing, self.error = True, error
         return asked
 
     def answer(self, request_id: int, answer: Answer) -> None:
@@ -127,8 +140,9 @@ class Connection:
         if not isinstance(message, Hello):
             raise BadFrame(problem="the first frame is no hello")
         version = choose_version(message)
+        greeting = self._greet_by()
         self.client = message.client
-        self._send(Welcome(version=version, cluster_id=self._greeting.cluster_id, node=self._greeting.node))
+        self._send(Welcome(version=version, cluster_id=greeting.cluster_id, node=greeting.node))
 
     def _admit(self, asked: Request | Inquiry) -> Asked | None:
         request_id = asked.request_id

@@ -12,6 +12,7 @@ import trio
 
 from holdfast.client.protocol.errors import BodyDamaged, InvariantBroken, Unavailable
 from holdfast.cluster.config import Config
+from holdfast.cluster.descriptors import is_shortage
 from holdfast.cluster.leading import Clock
 from holdfast.cluster.logs import Log
 from holdfast.cluster.replica import Replica
@@ -95,9 +96,14 @@ class Housekeeping:
         """`drop_before` removes the files of the log before an index, after what was asked of the disk before."""
         while True:
             await trio.sleep(KEEP_S)
-            drop_before(self._replica.raft.journal.base)  # what an earlier round let go of: that is on disk by now
-            await self.save_if_due()
-            await self.compact()
+            try:
+                drop_before(self._replica.raft.journal.base)  # what an earlier round let go of: that is on disk by now
+                await self.save_if_due()
+                await self.compact()
+            except OSError as error:
+                if not is_shortage(error):
+                    raise
+                self._log.out_of_files(doing="housekeeping", error=error)  # the next round tries again
 
     async def save_if_due(self) -> None:
         wanted = self._policy.wants_snapshot(log_bytes=self._unsaved_bytes, state_bytes=self._state.size_bytes)

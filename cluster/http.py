@@ -17,6 +17,7 @@ from typing import ClassVar
 import trio
 
 from holdfast.client.protocol.errors import InvariantBroken, ProtocolViolated
+from holdfast.cluster.accepting import Short, accept_all
 from holdfast.cluster.health import Json, NodeStatus, healthz, readyz, status_page
 from holdfast.cluster.metrics import CONTENT_TYPE, OTHER
 
@@ -205,16 +206,18 @@ async def serve_http(
     metrics: Callable[[], str],
     *,
     answered: Callable[[str, int], None] = lambda path, code: None,
+    short: Short = lambda error: None,
     limits: HttpLimits = _LIMITS,
 ) -> None:
     """Serve the pages until cancelled. The callables are called on this thread, between two awaits.
 
     What `status` or `metrics` raises is answered with 500 and ends nothing, for asking how a node is must not stop it;
     but InvariantBroken passes through, as everywhere. `answered` hears of each answer with
-    its path (one of PATHS, or `other`) and its code.
+    its path (one of PATHS, or `other`) and its code, `short` of connections that the system has no descriptor for.
     """
     server = _Server(status, metrics, answered, limits)
-    await trio.serve_listeners(server.converse, listeners)
+    async with trio.open_nursery() as nursery:
+        await accept_all(listeners, server.converse, short, nursery)
 
 
 class _Server:

@@ -34,6 +34,7 @@ EventName: TypeAlias = Literal[
     "journal_compacted",
     "promise_open",
     "slow_disk",
+    "out_of_files",
     "clock_skew",
     "overloaded",
     "client_rejected",
@@ -76,6 +77,7 @@ EVENTS: dict[EventName, Kind] = {
     "journal_compacted": Kind(),
     "promise_open": Kind("warning", noisy=True),
     "slow_disk": Kind("warning", noisy=True),
+    "out_of_files": Kind("warning", noisy=True),
     "clock_skew": Kind("warning", noisy=True),
     "overloaded": Kind("warning", noisy=True),
     "client_rejected": Kind("warning", noisy=True),
@@ -108,6 +110,7 @@ class Log:
         self._render = _json if as_json else _pairs
         self._gates = {event: _Gate(now_s()) for event, kind in EVENTS.items() if kind.noisy}
         self._lost_count = 0
+        self._has_failed = False
 
     # The node
 
@@ -144,8 +147,14 @@ class Log:
         self._tell("stopped", uptime_ms=uptime_ms)
 
     def failed(self, *, error: BaseException) -> None:
-        """The node cannot go on. `where` is the innermost line of ours or of a library that raised."""
-        self._tell("failed", **_told(error), where=_where(error))
+        """The node cannot go on. `where` is the innermost line of ours or of a library that raised.
+
+        Told once: what the end of one part does to the others is not why. A cancellation is no failure at all.
+        """
+        cause = cause_of(error)
+        if isinstance(cause, Exception) and not self._has_failed:
+            self._has_failed = True
+            self._tell("failed", **_told(cause), where=_where(cause))
 
     # The cluster
 
@@ -201,6 +210,9 @@ class Log:
     def slow_disk(self, *, took_ms: int) -> None:
         self._tell("slow_disk", took_ms=took_ms)
 
+    def out_of_files(self, *, doing: str, error: OSError) -> None:
+        self._tell("out_of_files", doing=doing, **_told(error))
+
     def clock_skew(self, *, peer: str, skew_ms: int) -> None:
         self._tell("clock_skew", peer=peer, skew_ms=skew_ms)
 
@@ -210,7 +222,10 @@ class Log:
         self._tell("overloaded", limit_name=limit_name, limit=limit)
 
     def client_rejected(self, *, client: str, error: HoldfastError) -> None:
-        """`client` is its address. The error's text may quote what the client sent, so only its name is told."""
+        """The node ends a connection, or takes none. `client` is its address.
+
+        The error's text may quote what the client sent, so only its name is told.
+        """
         self._tell("client_rejected", client=client, error=type(error).__name__)
 
     # Lines
@@ -259,6 +274,14 @@ class _Gate:
         """How many were held back since this was last asked."""
         count, self._held_count = self._held_count, 0
         return count
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The first error that a group is about, and not what it did to other tasks: those were cancelled."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [cause_of(each) for each in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, Exception)), causes[0])
 
 
 def _told(error: BaseException) -> dict[str, Fact]:

@@ -51,7 +51,7 @@ from holdfast.cluster.peers import Peers
 from holdfast.cluster.raft import Raft, library_clock
 from holdfast.cluster.replica import Replica, Turn
 from holdfast.cluster.segments import Segments
-from holdfast.cluster.server import Client, Clients
+from holdfast.cluster.server import Client, Clients, ServerLimits
 from holdfast.cluster.snapshots import Policy, Received, Receiver, StreamBroken, send_snapshot
 from holdfast.cluster.state import NodeState, Reached, StateBusy
 from holdfast.cluster.trace import Trace
@@ -70,6 +70,8 @@ SKEW_TOLD_MS = 1_000
 FIRST_INDEX = 1  # of the sentinel: a log's first entry is the next
 
 Wall = Callable[[], int]
+
+_LIMITS = ServerLimits()
 
 
 def real_wall_ms() -> int:
@@ -105,6 +107,7 @@ class Node:
         wall_ms: Wall = real_wall_ms,
         policy: Policy | None = None,
         passing: Passing | None = None,
+        limits: ServerLimits = _LIMITS,
     ) -> None:
         """Opens the journal, which the founding has made, and the state. Raises what they and `Raft` refuse.
 
@@ -159,7 +162,13 @@ class Node:
         self._addressed = -1  # the configuration whose addresses are in use
         self._trace = Trace(config.trace, self._clock) if config.trace is not None else None
         self.metrics = Metrics()
-        self.clients = Clients(self, Greeting(identity.cluster_id, identity.node), self._rejected)
+        self.clients = Clients(
+            self,
+            lambda: Greeting(identity.cluster_id, identity.node),
+            rejected=lambda client, error: log.client_rejected(client=client, error=error),
+            short=lambda error: log.out_of_files(doing="accept", error=error),
+            limits=limits,
+        )
         self._proposed_s: dict[int, float] = {}  # when entries that are not applied yet were proposed
         self._wake = trio.Event()
         self._turned: trio.Event | None = None  # set by the next turn, where somebody waits for it
@@ -207,6 +216,9 @@ class Node:
             if self.replica.damage is not None:
                 self._fail(self.replica.damage)
             clean = True
+        except BaseException as error:
+            self.log.failed(error=error)  # before the disk is waited for
+            raise
         finally:
             self._writer.stop()
             if clean and self._failure is None:
@@ -428,9 +440,6 @@ class Node:
         """A client's connection is over: see `Port`."""
         self.replica.abandon([Asking(client, request_id) for request_id in client.core.open_requests])
 
-    def _rejected(self, client: str, error: Overloaded) -> None:
-        self.log.client_rejected(client=client, error=error)
-
     # Peers
 
     def _make_peers(self) -> Peers:
@@ -441,6 +450,7 @@ class Node:
             nonce=token_bytes,
             rng=Random(self._rng.random()),
             trouble=self._trouble,
+            short=lambda error: self.log.out_of_files(doing="accept", error=error),
         )
 
     def _trouble(self, where: str, error: HoldfastError) -> None:

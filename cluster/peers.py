@@ -16,6 +16,7 @@ from typing import TypeAlias
 import trio
 
 from holdfast.client.protocol.errors import HoldfastError, Misuse, ProtocolViolated
+from holdfast.cluster.accepting import Short, accept_all
 from holdfast.cluster.handshake import NONCE_BYTES, Established, Handshake
 from holdfast.cluster.journal_frames import Identity
 from holdfast.cluster.links import Handlers, LinkLimits, Links, LinkStatus, PeerSilent, PeerSlow, Session, SessionLost
@@ -82,16 +83,18 @@ class Peers:
         nonce: Callable[[int], bytes],
         rng: Random,
         trouble: Trouble = lambda where, error: None,
+        short: Short = lambda error: None,
         limits: LinkLimits = _LIMITS,
         timing: DialTiming = _TIMING,
     ) -> None:
         """`nonce` gives that many bytes nobody can foresee; `rng` spreads the attempts and guards nothing.
 
         `trouble` hears why a dial, a handshake or a session failed, with the peer's name or, of one who has not
-        proven a name, its address. Raises BadValue for a secret or a name that cannot be used.
+        proven a name, its address; `short` of connections that the system has no descriptor for. Raises BadValue for a
+        secret or a name that cannot be used.
         """
         self._me, self._secret, self._nonce, self._rng = me, secret, nonce, rng
-        self._trouble, self._limits, self._timing = trouble, limits, timing
+        self._trouble, self._short, self._limits, self._timing = trouble, short, limits, timing
         self._links = Links(handlers, limits)
         self._addresses: dict[str, Address] = {}
         self._diallers: dict[str, trio.CancelScope] = {}
@@ -109,7 +112,7 @@ class Peers:
             self._nursery = nursery
             try:
                 self.use(self._addresses)
-                await trio.serve_listeners(self._answer, list(listeners), handler_nursery=nursery)
+                await accept_all(listeners, self._answer, self._short, nursery)
             finally:
                 self._nursery = None
 

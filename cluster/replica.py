@@ -415,6 +415,7 @@ class Replica:
     def _serve(self, view: View, applied: list[Applied], outcomes: list[Outcome]) -> None:
         """Answer and wake by the state as it is now."""
         now_ms = self.now_ms
+        self._deliver_messages(view)
         if applied and self.state.reached.index % comparing.EVERY == 0:
             own = StateDigest(self.state.reached.index, comparing.own_digest(view.txn))
             ruling = self.raft.configuration
@@ -437,7 +438,6 @@ class Replica:
                 self.waiters.changed(queue_id)
         if self._serving:
             self._wake(view, now_ms)
-        self._deliver_messages(view)
         self._answer_reads(view, now_ms)
 
     def _follow_time(self, view: View, now_ms: int) -> None:
@@ -670,6 +670,7 @@ class Replica:
             match outcome, envelope.command:
                 case Answer(place=place, reply=Leased() as leased), Lease(queue_id=queue_id) if view is not None:
                     self._deliveries.append(_Delivery(token, queue_id, place, leased))
+                    self._deliver_messages(view)
                     return
         self._finish(token, outcome)
 

@@ -14,13 +14,16 @@ import trio
 from holdfast.client.protocol.errors import BadValue
 from holdfast.cluster.allocator import keep_freed_memory
 from holdfast.cluster.config import Address, Config
+from holdfast.cluster.descriptors import allow_files, share
 from holdfast.cluster.forming import form
 from holdfast.cluster.http import serve_http
-from holdfast.cluster.logs import Log
+from holdfast.cluster.logs import Log, cause_of
 from holdfast.cluster.node import Listeners, Node, Wall, real_wall_ms
 from holdfast.cluster.passing import Passing
 from holdfast.cluster.peers import listen
+from holdfast.cluster.server import ServerLimits
 from holdfast.cluster.snapshots import Policy
+from holdfast.cluster.waiting import Waiting
 
 Ready = Callable[[Node], None]
 
@@ -47,10 +50,7 @@ def run_alone(main: Callable[[], Awaitable[None]]) -> None:
     try:
         trio.run(main)
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+        raise cause_of(group) from None
 
 
 async def _until_signal(config: Config, log: Log, wall_ms: Wall, policy: Policy | None) -> None:
@@ -83,7 +83,19 @@ async def serve(
 
     A port of 0 in `listen` is replaced by the one that the system chose, for a node that is alone.
     """
+    try:
+        await _serve(config, log, ready, wall_ms, policy, passing)
+    except BaseException as error:
+        log.failed(error=error)
+        raise
+
+
+async def _serve(
+    config: Config, log: Log, ready: Ready, wall_ms: Wall, policy: Policy | None, passing: Passing | None
+) -> None:
     _make_folder(config)
+    found = share(allow_files(config.max_connections), config.max_connections)
+    limits = ServerLimits(connections=found.connections, strangers=found.strangers)
     async with AsyncExitStack() as stack:
 
         async def opened(address: Address) -> list[trio.SocketListener]:
@@ -96,15 +108,33 @@ async def serve(
         config = replace(config, listen=_bound(clients, config.listen))
         peers = await opened(config.peer_listen) if config.others else []
         http = await opened(config.http) if config.http is not None else []
-        identity, founders = await form(config, peers, log)
-        node = Node(config, identity, founders, log, wall_ms, policy, passing)
+        waiting = Waiting(config, log, wall_ms, limits)
+        shown: list[Waiting | Node] = [waiting]
         async with trio.open_nursery() as nursery:
             if http:
-                answered = node.metrics.http_answered
-                nursery.start_soon(partial(serve_http, http, node.status, node.render_metrics, answered=answered))
+                nursery.start_soon(_serve_pages, http, lambda: shown[-1], log)
+            async with trio.open_nursery() as meanwhile:
+                meanwhile.start_soon(waiting.turn_away, clients)
+                identity, founders = await form(config, peers, log)
+                waiting.cluster_id = identity.cluster_id
+                # The state may have to be built from a snapshot and the log: a thread does it, and the pages answer.
+                made = partial(Node, config, identity, founders, log, wall_ms, policy, passing, limits)
+                node = await trio.to_thread.run_sync(made)
+                meanwhile.cancel_scope.cancel()
+            shown.append(node)
             ready(node)
             await node.run(Listeners(clients, peers))
             nursery.cancel_scope.cancel()
+
+
+async def _serve_pages(listeners: list[trio.SocketListener], shown: Callable[[], Waiting | Node], log: Log) -> None:
+    await serve_http(
+        listeners,
+        lambda: shown().status(),
+        lambda: shown().render_metrics(),
+        answered=lambda path, code: shown().metrics.http_answered(path, code),
+        short=lambda error: log.out_of_files(doing="accept", error=error),
+    )
 
 
 def _make_folder(config: Config) -> None:

@@ -20,6 +20,7 @@ FLAGS: Final = (
     ("--http", "HOST:PORT", "health, metrics and status pages (default: none)"),
     ("--fsync", "always|os", "os: a crash of the machine may lose what was confirmed"),
     ("--trace", "FILE", "append what was sent and synced, in order, to this file"),
+    ("--max-connections", "N", "of clients (default 4096, fewer where the system allows few open files)"),
     ("--disk-reserve-bytes", "N", "with less disk left, messages are refused (default 256 MiB)"),
 )
 SWITCHES: Final = (

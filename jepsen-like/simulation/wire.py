@@ -64,7 +64,7 @@ class Wire:
         if not host.up:
             self._to_client(self._end)
             return
-        self.server = Connection(Greeting("simulated", host.name))
+        self.server = Connection(lambda: Greeting("simulated", host.name))
         self.node.wires[self] = None
         self._to_client(lambda: self._caller.connected(self))
 

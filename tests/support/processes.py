@@ -59,6 +59,7 @@ class Setup:
     traced: str | None = None  # system calls that strace writes down, beside each node's log
     injected: str | None = None  # what strace lets happen to them, in its words
     wall_clocks: bool = False  # each node has a wall clock that `set_clock` moves
+    files: int | None = None  # that each node may have open at most; it starts with half of them
     snapshot_log_bytes: int | None = None  # take snapshots after so much log, and keep no log behind them
 
     def command(self, plan: Plan, name: str) -> list[str]:
@@ -76,6 +77,9 @@ class Setup:
             trace = str(plan.data / f"{name}.trace")
             injected = () if self.injected is None else ("-e", f"inject={self.injected}")
             command = ["strace", "-D", "-f", "-q", "-A", "-o", trace, "-e", f"trace={self.traced}", *injected, *command]
+        if self.files is not None:
+            limited = f'ulimit -Sn {self.files // 2}; ulimit -Hn {self.files}; exec "$@"'
+            command = ["bash", "-c", limited, "node", *command]
         return command
 
 

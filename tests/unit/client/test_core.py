@@ -408,6 +408,28 @@ def test_a_node_that_speaks_another_version_is_named_in_the_end() -> None:
     assert isinstance(script.finished[call], VersionUnsupported)
 
 
+def test_what_turned_a_client_away_is_named_in_the_end() -> None:
+    script = Script()
+    call = script.call(timeout_s=0.004)
+    script.tell(Connected("a"))
+    script.say("a", Declined(NO_REQUEST, FULL))
+    assert script.closed == ["a"]
+    script.pass_to(0.004)
+    assert script.finished[call] == FULL
+
+
+def test_what_once_turned_a_client_away_is_not_named_after_it_was_let_in() -> None:
+    script = Script()
+    call = script.call(ListQueues(), timeout_s=1.0)
+    script.tell(Connected("a"))
+    script.say("a", Declined(NO_REQUEST, FULL))
+    script.pass_to(0.5)
+    script.welcome("a")
+    script.tell(Disconnected("a"))
+    script.pass_to(1.0)
+    assert isinstance(script.finished[call], ConnectFailed)
+
+
 def test_events_of_a_closed_connection_are_ignored() -> None:
     script = Script("a", "b")
     script.call()

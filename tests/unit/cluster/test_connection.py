@@ -30,7 +30,11 @@ from holdfast.client.protocol.replies import Answer, Done, MessageBatch, Message
 from holdfast.client.protocol.values import Columns, Place, ends_of
 from holdfast.cluster.connection import Connection, Greeting
 
-GREETING = Greeting("cluster-1", "a")
+
+def greet() -> Greeting:
+    return Greeting("cluster-1", "a")
+
+
 DONE = Answer(Place(3, 0, 1_000), Done())
 
 
@@ -52,21 +56,21 @@ def request(number: int) -> Request:
 
 
 def greeted(requests_open: int = 4) -> Connection:
-    connection = Connection(GREETING, requests_open)
+    connection = Connection(greet, requests_open)
     connection.feed(wire(Hello(client="test")))
     connection.take()
     return connection
 
 
 def test_a_hello_is_answered_with_the_version_and_the_place() -> None:
-    connection = Connection(GREETING)
+    connection = Connection(greet)
     assert connection.feed(wire(Hello(client="test"))) == []
     assert said(connection) == [Welcome(version=1, cluster_id="cluster-1", node="a")]
     assert (connection.greeted, connection.closing) == (True, False)
 
 
 def test_a_client_that_speaks_no_version_of_ours_is_told_and_closed() -> None:
-    connection = Connection(GREETING)
+    connection = Connection(greet)
     connection.feed(wire(Hello(versions=(7, 9), client="test")))
     assert said(connection) == [Declined(0, VersionUnsupported(version=9, low=1, high=1))]
     assert connection.closing
@@ -74,7 +78,7 @@ def test_a_client_that_speaks_no_version_of_ours_is_told_and_closed() -> None:
 
 @pytest.mark.parametrize("first", [request(1), Ping(1), Inquiry(request_id=1, query=ListQueues())])
 def test_nothing_comes_before_the_hello(first: FromClient) -> None:
-    connection = Connection(GREETING)
+    connection = Connection(greet)
     assert connection.feed(wire(first, request(2))) == []
     assert [type(message) for message in said(connection)] == [Declined]
     assert connection.closing
@@ -137,24 +141,46 @@ def test_an_answer_too_large_for_a_frame_is_declined_by_its_limit() -> None:
     assert connection.open_requests == ()
 
 
-def test_a_client_that_does_not_read_is_found_slow() -> None:
-    connection = greeted(requests_open=100)
-    payload = bytes(1 << 20)
-    batch = MessageBatch(1, 0, 0, "c", 1, Columns(ends=ends_of([len(payload)])), payload)
-    full = Answer(Place(1, -1, 0), Messages(batches=(batch,), next_version=None))
-    for number in range(1, 33):
-        assert not connection.is_slow
-        connection.feed(wire(request(number)))
-        connection.answer(number, full)
-    assert connection.is_slow
-    connection.take()
-    assert not connection.is_slow
+def test_what_is_unsent_is_counted() -> None:
+    connection = greeted()
+    connection.feed(wire(request(1), Ping(2)))
+    connection.answer(1, DONE)
+    assert connection.unsent_bytes == sum(map(len, connection.take())) > 0
+    assert (connection.unsent_bytes, connection.has_unsent) == (0, False)
+
+
+def test_who_is_turned_away_at_the_hello_is_told_why() -> None:
+    def refuse() -> Greeting:
+        raise Overloaded(limit_name="connections", limit=7, retry_after_ms=50)
+
+    connection = Connection(refuse)
+    assert connection.feed(wire(Hello(client="test"), request(1))) == []
+    [declined] = said(connection)
+    assert declined == Declined(0, Overloaded(limit_name="connections", limit=7, retry_after_ms=50))
+    assert (connection.closing, connection.greeted) == (True, False)
+    assert connection.error == declined.error
+
+
+def test_an_unfinished_frame_has_the_number_that_it_will_be_counted_under() -> None:
+    """So that more of the same frame can be told from the next one."""
+    stream, hello = wire(request(1), request(2)), wire(Hello(client="test"))
+    connection = Connection(greet)
+    connection.feed(hello[:3])
+    assert (connection.unfinished, connection.unfinished_bytes) == (1, 3)
+    connection.feed(hello[3:9])
+    assert (connection.unfinished, connection.unfinished_bytes) == (1, 9)
+    connection.feed(hello[9:])
+    assert (connection.unfinished, connection.unfinished_bytes) == (0, 0)
+    connection.feed(stream[:-1])
+    assert connection.unfinished == 3
+    connection.feed(stream[-1:] + b"\0")
+    assert connection.unfinished == 4
 
 
 @given(cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_any_cutting_of_the_stream_asks_for_the_same(cuts: Sequence[int]) -> None:
     stream = wire(Hello(client="test"), request(1), Ping(5), request(2))
-    connection = Connection(GREETING)
+    connection = Connection(greet)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     asked = [one for low, high in pairwise(places) for one, _ in connection.feed(stream[low:high])]
     assert asked == [request(1), request(2)]
@@ -163,7 +189,7 @@ def test_any_cutting_of_the_stream_asks_for_the_same(cuts: Sequence[int]) -> Non
 
 @given(data=st.binary(max_size=200))
 def test_any_bytes_at_all_raise_nothing(data: bytes) -> None:
-    for connection in (Connection(GREETING), greeted()):
+    for connection in (Connection(greet), greeted()):
         connection.feed(data)
         connection.feed(data)
         for message in said(connection):

@@ -43,6 +43,7 @@ SAMPLES: dict[EventName, dict[str, Any]] = {
     "snapshot_installed": {"index": 9, "size_bytes": 1000, "took_ms": 5},
     "journal_compacted": {"base": 9},
     "slow_disk": {"took_ms": 900},
+    "out_of_files": {"doing": "accept", "error": OSError(24, "Too many open files")},
     "clock_skew": {"peer": "n3", "skew_ms": -61000},
     "overloaded": {"limit_name": "queued_bytes", "limit": 1000},
     "client_rejected": {"client": "10.0.0.9:1234", "error": BadFrame(problem="a secret of the client")},
@@ -254,12 +255,24 @@ def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
     assert len(desk.lines) == BURST + 1
 
 
-@pytest.mark.parametrize("event", [event for event, kind in EVENTS.items() if not kind.noisy])
+@pytest.mark.parametrize("event", [event for event, kind in EVENTS.items() if not kind.noisy and event != "failed"])
 def test_what_happens_rarely_is_never_left_out(event: EventName) -> None:
     desk = Desk()
     for _ in range(100):
         desk.tell(event)
     assert len(desk.lines) == 100
+
+
+def test_a_failure_is_told_once_by_the_first_error_that_is_its_cause() -> None:
+    """What the end of one part does to the others is not why."""
+    cause = StateBroken(problem="it does not add up")
+    desk = Desk(as_json=True)
+    desk.log.failed(error=BaseExceptionGroup("", [KeyboardInterrupt()]))
+    assert desk.lines == []
+    desk.log.failed(error=BaseExceptionGroup("", [KeyboardInterrupt(), BaseExceptionGroup("", [cause])]))
+    desk.log.failed(error=OSError("what it led to"))
+    [line] = desk.lines
+    assert json.loads(line)["error"] == "StateBroken"
 
 
 # A stream that fails
