@@ -3,12 +3,15 @@
 Every number that it prints was counted here, from answers of the cluster. What does not come out as promised raises.
 """
 
+import os
+import sys
 import threading
 import time
 from collections import Counter
 from typing import Final
 
 from holdfast.client.blocking import Client
+from holdfast.client.cli.arguments import CONNECT
 from holdfast.client.cli.up import Cluster
 from holdfast.client.protocol.errors import HoldfastError, StateBroken, Unavailable
 
@@ -23,28 +26,35 @@ def show(cluster: Cluster) -> None:
     """The whole demonstration; the cluster is whole again at its end."""
     connect = cluster.plan.connect
     with Client(connect) as client:
-        leader = _leader(client)
-        _say(f"the cluster has formed, {leader} leads")
+        _head("Messages flow")
+        _say(f"The cluster has formed, {_leader(client)} leads.")
         _fresh_queue(client)
         flow = _Flow(connect)
-        _say("a producer numbers its messages, a consumer acks what it gets")
+        _say("A producer numbers its messages, a consumer acks what it gets.")
         flow.start()
         flow.report(BEFORE_S)
         if cluster.plan.nodes > 1:
             leader = _leader(client)
-            _say(f"kill -9 of the leader {leader}, pid {cluster.pid(leader)}, in the middle of it")
+            _head("The leader dies")
+            _say(f"kill -9 of {leader}, pid {cluster.pid(leader)}, in the middle of it.")
             cluster.kill(leader)
             flow.report(AFTER_S)
-            _say(f"{_leader(client)} leads now; the longest silence that the producer saw: {flow.silence_ms:.0f} ms")
+            _say(f"{_leader(client)} leads now. The longest the producer ever waited: {flow.silence_ms:,.0f} ms.")
         flow.stop()
+        _head("The account")
         _account(flow)
+        _head("A poison message")
         _poison(client)
         if cluster.plan.nodes > 1:
+            _head("The dead node comes back")
             cluster.start(leader)
-            _say(f"{leader} is started again, and has everything after {_caught_up(client, leader):.1f} s")
-    _say("the cluster goes on serving; Ctrl-C stops it")
-    print(f"try:  holdfast status --connect {connect}", flush=True)
-    print(f"      holdfast produce {QUEUE} hello --connect {connect}", flush=True)
+            _say(f"{leader} is started again, and has everything after {_caught_up(client, leader):.1f} s.")
+    _head("The cluster goes on serving; Ctrl-C stops it")
+    _say("In another terminal:")
+    if connect != CONNECT:
+        _say(f"    export HOLDFAST_CONNECT={connect}")
+    for command in ("status", f"produce {QUEUE} hello", f"consume {QUEUE} --ack"):
+        _say(f"    holdfast {command}")
 
 
 class _Flow:
@@ -55,6 +65,7 @@ class _Flow:
         self.delivered: Counter[int] = Counter()  # version -> how often
         self.acked: set[int] = set()
         self.silence_ms = 0.0
+        self._began_s = 0.0
         self._connect = connect
         self._producing, self._consuming = threading.Event(), threading.Event()
         self._errors: list[BaseException] = []
@@ -63,6 +74,7 @@ class _Flow:
         ]
 
     def start(self) -> None:
+        self._began_s = time.monotonic()
         self._producing.set()
         self._consuming.set()
         for thread in self._threads:
@@ -72,9 +84,9 @@ class _Flow:
         """Let it run, and tell how it goes."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
-            self._producing.wait(1.0)
             time.sleep(min(1.0, max(until_s - time.monotonic(), 0.0)))
-            print(f"      confirmed {len(self.confirmed):>7,}   acked {len(self.acked):>7,}", flush=True)
+            passed_s = time.monotonic() - self._began_s
+            _say(f"  {passed_s:3.0f} s   confirmed {len(self.confirmed):>7,}   acked {len(self.acked):>7,}")
             self._raise()
 
     def stop(self) -> None:
@@ -126,16 +138,14 @@ def _account(flow: _Flow) -> None:
     lost = confirmed - flow.acked
     doubled = [version for version, count in flow.delivered.items() if count > 1]
     unknown = flow.acked - confirmed
-    _say(
-        f"{len(confirmed):,} confirmed, {len(flow.acked):,} acked: {len(lost)} lost, {len(doubled)} handed out twice, "
-        f"{len(unknown)} that nobody sent"
-    )
+    _say(f"{len(flow.confirmed):,} messages were confirmed, {len(flow.acked):,} were acked:")
+    _say(_bold(f"{len(lost)} lost, {len(doubled)} handed out twice, {len(unknown)} that nobody sent."))
     if lost or doubled or unknown or len(confirmed) != len(flow.confirmed):
         raise StateBroken(problem=f"lost {sorted(lost)[:5]}, doubled {doubled[:5]}, unknown {sorted(unknown)[:5]}")
 
 
 def _poison(client: Client) -> None:
-    _say(f"a poison message, on a queue that allows {ATTEMPTS} attempts")
+    _say(f"Its handler always fails. The queue allows {ATTEMPTS} attempts.")
     [version] = client.produce(QUEUE, [b"poison"]).versions
     attempts = 0
     while True:
@@ -144,10 +154,11 @@ def _poison(client: Client) -> None:
             break
         attempts += 1
         [message] = lease
-        print(f"      attempt {message.attempts}: the handler fails", flush=True)
+        _say(f"  attempt {message.attempts}: boom")
         lease.nack(error="boom")
     [row] = [row for row in client.dead(QUEUE, limit=10) if row.version == version]
-    _say(f"dead after exactly {row.attempts} attempts: {row.reason}, last error {row.last_error!r}; it can be redriven")
+    _say(_bold(f"Dead after exactly {row.attempts} attempts") + f" ({row.reason}, last error {row.last_error!r});")
+    _say(f"kept with its history: `holdfast dead list {QUEUE}`.")
     if attempts != ATTEMPTS or row.attempts != ATTEMPTS:
         raise StateBroken(problem=f"{attempts} deliveries, {row.attempts} attempts counted")
 
@@ -184,5 +195,14 @@ def _caught_up(client: Client, name: str) -> float:
     raise HoldfastError(f"{name} did not come back within {READY_S:.0f} s")
 
 
+def _head(text: str) -> None:
+    print(f"\n{_bold(text)}", flush=True)
+
+
 def _say(text: str) -> None:
-    print(f"==> {text}", flush=True)
+    print(f"  {text}", flush=True)
+
+
+def _bold(text: str) -> str:
+    """On a terminal, unless somebody asked for none of it (https://no-color.org)."""
+    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text

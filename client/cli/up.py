@@ -129,12 +129,15 @@ def run(args: argparse.Namespace) -> int:
         raise Misuse(f"--nodes is {args.nodes}; 1 to {NODES_MAX} is allowed")
     plan = Plan(args.nodes, args.data, args.base_port)
     with contextlib.suppress(KeyboardInterrupt), _interruptible(), Cluster(plan) as cluster:
-        _announce(plan, cluster)
-        if args.demo:
-            from holdfast.client.cli.live import show
+        try:
+            _announce(plan, cluster)
+            if args.demo:
+                from holdfast.client.cli.live import show
 
-            show(cluster)
-        _watch(plan, cluster)
+                show(cluster)
+            _watch(plan, cluster)
+        except KeyboardInterrupt:
+            print("\nstopping the nodes", flush=True)
     print("stopped", flush=True)
     return 0
 

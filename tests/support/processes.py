@@ -244,7 +244,7 @@ class Processes(Cluster):
 @contextmanager
 def cluster(folder: Path, nodes: int = 3, **setup: Any) -> Iterator[Processes]:
     """A cluster of its own on ports of its own. `setup` is that of `Setup`."""
-    with Processes(Plan(nodes, folder, _free_base(nodes)), Setup(**setup)) as processes:
+    with Processes(Plan(nodes, folder, free_base(nodes)), Setup(**setup)) as processes:
         yield processes
 
 
@@ -314,7 +314,7 @@ class Wire:
         self.ask(self.request(OpenSession(), session))
 
 
-def _free_base(nodes: int) -> int:
+def free_base(nodes: int) -> int:
     """A base port whose ports for clients, pages and peers are all free now.
 
     Below those that the system gives to outgoing connections: one of these could take a port while its node is down.
