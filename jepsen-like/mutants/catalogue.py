@@ -12,6 +12,7 @@ from holdfast.jepsen.mutants.produce import PRODUCE_MUTANTS
 from holdfast.jepsen.mutants.producer import PRODUCER_MUTANTS
 from holdfast.jepsen.mutants.purge import PURGE_MUTANTS
 from holdfast.jepsen.mutants.raft import RAFT_MUTANTS
+from holdfast.jepsen.mutants.serving import SERVING_MUTANTS
 from holdfast.jepsen.mutants.settle import SETTLE_MUTANTS
 from holdfast.jepsen.mutants.simulated import SIMULATED_MUTANTS
 from holdfast.jepsen.mutants.time import TIME_MUTANTS
@@ -35,4 +36,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *CLIENT_MUTANTS,
     *WORKERS_MUTANTS,
     *PRODUCER_MUTANTS,
+    *SERVING_MUTANTS,
 )

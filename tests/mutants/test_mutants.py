@@ -24,7 +24,7 @@ RULES = {
     "D1", "D2", "D3", "D4", "D5", "D6",
     "G1", "G2", "G3", "G4", "G5",
     "X1", "X2", "Q1", "Q2", "E1",
-    "store", "digest", "snapshot", "decoder", "frames",
+    "store", "digest", "snapshot", "decoder", "frames", "serving",
 }  # fmt: skip
 
 # One test of the state machine, so that a judgement takes a second.
@@ -71,7 +71,8 @@ def test_a_mutant_is_valid_python() -> None:
 @pytest.mark.parametrize("name", sorted({test for mutant in MUTANTS for test in mutant.tests}))
 def test_a_named_test_exists(name: str) -> None:
     path, _, function = name.partition("::")
-    names = [node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)]
+    body = ast.parse((ROOT / path).read_text()).body
+    names = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert function in names if function else any(each.startswith("test_") for each in names)
 
 
