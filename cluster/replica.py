@@ -280,7 +280,8 @@ class Replica:
     def withdraw(self, token: Token) -> None:
         """Nobody waits for this one any more, but its outcome is wanted: a Lease that is parked has not happened."""
         envelope = self._asked.get(token)
-        if envelope is not None and isinstance(envelope.command, Lease) and token not in self.batcher:
+        happens = token in self.batcher or any(delivery.token == token for delivery in self._deliveries)
+        if envelope is not None and isinstance(envelope.command, Lease) and not happens:
             self.waiters.cancel(token)
             self._finish(token, Withdrawn())
 

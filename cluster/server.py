@@ -304,6 +304,8 @@ class Clients:
 
     def hold_unfinished(self, client: Client) -> None:
         """The same for a frame of its that has begun."""
+        if client.over:
+            return
         oldest = self._unfinished.hold(client, client.core.unfinished_bytes)
         while oldest is not None:
             oldest.end(_overloaded("all_unfinished_bytes", self.limits.all_unfinished_bytes))

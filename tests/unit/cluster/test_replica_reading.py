@@ -89,6 +89,18 @@ def test_who_is_gone_before_its_messages_were_read_is_not_read_for(full: tuple[N
     assert set(SESSIONS) - node.outcomes.keys() == {gone}
 
 
+def test_a_lease_that_was_granted_and_not_read_yet_cannot_be_withdrawn(full: tuple[Nodes, Node]) -> None:
+    """It has happened: who withdraws it is told what it holds, and can give it back."""
+    _, node = full
+    for session in SESSIONS:
+        node.ask(session, lease(), session)
+    last = SESSIONS[-1]
+    for _ in turns(node):
+        if SESSIONS[0] in node.outcomes and last not in node.outcomes:
+            node.replica.withdraw(last)
+    assert isinstance(node.reply(last), Leased)
+
+
 def test_leases_whose_state_was_replaced_before_they_were_read_are_indeterminate(full: tuple[Nodes, Node]) -> None:
     """A retry under the same number brings the same lease (L4)."""
     _, node = full
