@@ -32,6 +32,7 @@ from holdfast.client.protocol.queries import HandOver
 from holdfast.client.protocol.queries import NodeStatus as NodeStatusQuery
 from holdfast.client.protocol.replies import Answer, Done, Failed, MemberDescribed, NodeDescribed, Reply
 from holdfast.client.protocol.values import Place
+from holdfast.cluster.client_stream import Client, ServerLimits
 from holdfast.cluster.config import Config, parse_address
 from holdfast.cluster.connection import Asked, Greeting
 from holdfast.cluster.disk import REAL_DISK, UNSYNCED_DISK
@@ -51,7 +52,7 @@ from holdfast.cluster.peers import Peers
 from holdfast.cluster.raft import Raft, library_clock
 from holdfast.cluster.replica import Replica, Turn
 from holdfast.cluster.segments import Segments
-from holdfast.cluster.server import Client, Clients, ServerLimits
+from holdfast.cluster.server import Clients
 from holdfast.cluster.snapshots import Policy, Received, Receiver, StreamBroken, send_snapshot
 from holdfast.cluster.state import NodeState, Reached, StateBusy
 from holdfast.cluster.trace import Trace

@@ -13,6 +13,7 @@ import trio
 
 from holdfast.client.protocol.errors import BadValue
 from holdfast.cluster.allocator import keep_freed_memory
+from holdfast.cluster.client_stream import ServerLimits
 from holdfast.cluster.config import Address, Config
 from holdfast.cluster.descriptors import allow_files, share
 from holdfast.cluster.forming import form
@@ -21,7 +22,6 @@ from holdfast.cluster.logs import Log, cause_of
 from holdfast.cluster.node import Listeners, Node, Wall, real_wall_ms
 from holdfast.cluster.passing import Passing
 from holdfast.cluster.peers import listen
-from holdfast.cluster.server import ServerLimits
 from holdfast.cluster.snapshots import Policy
 from holdfast.cluster.waiting import Waiting
 

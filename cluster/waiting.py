@@ -11,6 +11,7 @@ from typing import NoReturn
 import trio
 
 from holdfast.client.protocol.errors import NoLeader
+from holdfast.cluster.client_stream import Client, ServerLimits
 from holdfast.cluster.config import Config
 from holdfast.cluster.connection import Asked, Greeting
 from holdfast.cluster.events import Role
@@ -18,7 +19,7 @@ from holdfast.cluster.health import NodeStatus
 from holdfast.cluster.logs import Log
 from holdfast.cluster.metrics import Metrics
 from holdfast.cluster.peers import Lent
-from holdfast.cluster.server import Client, Clients, ServerLimits
+from holdfast.cluster.server import Clients
 
 
 class Waiting:

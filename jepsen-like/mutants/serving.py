@@ -49,7 +49,7 @@ SERVING_MUTANTS = (
     Mutant(
         name="who-breaks-the-protocol-is-not-told-of",
         rule="serving",
-        file="cluster/server.py",
+        file="cluster/client_stream.py",
         old="            self._clients.rejected(self.address, self.core.error)\n",
         new="            pass\n",
         tests=(_SERVER + "test_who_breaks_the_protocol_is_told_and_so_is_the_operator",),

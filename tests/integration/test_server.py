@@ -26,9 +26,10 @@ from holdfast.client.protocol.messages import (
 )
 from holdfast.client.protocol.replies import Answer, Done, MessageBatch, Messages
 from holdfast.client.protocol.values import Columns, Place, SessionId, ends_of
+from holdfast.cluster.client_stream import Client, ServerLimits
 from holdfast.cluster.connection import Asked, Greeting
 from holdfast.cluster.patience import ClientSilent, ClientSlow
-from holdfast.cluster.server import Client, Clients, ServerLimits
+from holdfast.cluster.server import Clients
 
 HOST = "127.0.0.1"
 HANG_S = 10.0  # of real time: a test that hangs fails here; none waits for it
