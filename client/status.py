@@ -51,7 +51,9 @@ class ClusterStatus:
 
 
 def ask(addresses: Sequence[Address]) -> Rounds:
-    """Yields addresses to ask, all at once, and is sent what each said. Raises ConnectFailed where none said anything.
+    """Yields addresses to ask, all at once, and is sent what each said.
+
+    Raises ConnectFailed where none said anything, and what one said that answers nobody yet.
 
     Once a node has answered, the cluster is what its members are: an address that is silent and belongs to none of
     them is no node.
@@ -64,7 +66,9 @@ def ask(addresses: Sequence[Address]) -> Rounds:
         wanted = [address for address in known if address not in heard][: PEERS_MAX - len(heard)]
     answered = [told for told in heard.values() if isinstance(told, NodeDescribed)]
     if not answered:
-        raise ConnectFailed(addresses=",".join(addresses))
+        refused = [told for told in heard.values() if isinstance(told, HoldfastError)]
+        said = [error for error in refused if not isinstance(error, ConnectFailed)]
+        raise said[0] if said else ConnectFailed(addresses=",".join(addresses))
     ours = [told for told in answered if told.cluster_id == answered[0].cluster_id]
     # An old leader that does not know of its successor yet is outvoted by the higher term; a candidate that nobody
     # hears is not, however high its own has grown.

@@ -3,7 +3,6 @@
 Every number that it prints was counted here, from answers of the cluster. What does not come out as promised raises.
 """
 
-import os
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import Final
 
 from holdfast.client.blocking import Client
 from holdfast.client.cli.arguments import CONNECT
+from holdfast.client.cli.output import is_terminal
 from holdfast.client.cli.up import Cluster
 from holdfast.client.protocol.errors import HoldfastError, StateBroken, Unavailable
 
@@ -204,5 +204,4 @@ def _say(text: str) -> None:
 
 
 def _bold(text: str) -> str:
-    """On a terminal, unless somebody asked for none of it (https://no-color.org)."""
-    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
+    return f"\x1b[1m{text}\x1b[0m" if is_terminal(sys.stdout) else text

@@ -111,6 +111,11 @@ def test_a_node_that_waits_for_its_peers_is_alive_and_says_so(tmp_path: Path) ->
         assert processes.page("n1", "/metrics")[0] == 200
         with (
             Client(processes.address("n1"), timeout_ms=500) as client,
+            pytest.raises(NoLeader, match="n1 waits for its peers: the cluster is not founded yet"),
+        ):
+            client.status()
+        with (
+            Client(processes.address("n1"), timeout_ms=500) as client,
             pytest.raises(NoLeader, match="the cluster is not founded yet"),
         ):
             client.queues()

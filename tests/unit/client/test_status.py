@@ -151,8 +151,13 @@ def test_members_without_end_are_not_asked_without_end() -> None:
 
 def test_nobody_answers() -> None:
     with pytest.raises(ConnectFailed) as caught:
-        rounds("h:1,h:2", {"h:2": NoLeader()})
+        rounds("h:1,h:2", {"h:2": REFUSED})
     assert caught.value.addresses == "h:1,h:2"
+
+
+def test_where_no_node_answers_yet_one_that_says_why_is_heard() -> None:
+    with pytest.raises(NoLeader, match="not founded yet"):
+        rounds("h:1,h:2", {"h:1": REFUSED, "h:2": NoLeader("the cluster is not founded yet")})
 
 
 # One connection ----------------------------------------------------------------------------------------
