@@ -36,6 +36,7 @@ from holdfast.cluster.consensus import BATCH, Consensus
 from holdfast.cluster.events import BecameLeader, Event, LeaderChanged, LostLeadership, Role, SnapshotNeeded
 from holdfast.cluster.journal import Entry, Flush
 from holdfast.cluster.leading import Clock
+from holdfast.cluster.look import is_due
 from holdfast.cluster.membership import Configuration
 from holdfast.cluster.messages import Message, StateDigest
 from holdfast.cluster.state import Reached
@@ -59,7 +60,7 @@ SCAN_BYTES = 1_048_576
 EARLY_MAX = 16_384  # requests that wait for a new leader's first entry
 STALE_MAX = 1_024  # stale reads that wait for their index
 STALE_WAIT_MS = 5_000
-REAP_EVERY_MS = 20  # an idle leader leaves the disk to others between two entries that only clean up
+REAP_EVERY_MS = 20  # an idle leader leaves the disk to others between two entries that only make room
 HAND_OVER_MS = 1_000
 LOOK_EVERY_MS = 10  # at the clocks, for what needs an entry by itself
 FULL_RETRY_MS = 1_000
@@ -83,7 +84,7 @@ class Turn:
     messages: list[tuple[str, Message]]
     flush: Flush | None  # to be written and synced; then `durable`
     events: list[Event]
-    again: bool  # there is more to apply or to read: turn again soon, whatever comes
+    again: bool  # there is more to apply, to read or to look at: turn again soon, whatever comes
     proposed: list[tuple[int, int]]  # entries of this turn: index, commands in it
     applied: int  # entries
     apply_s: float  # what they took
@@ -94,6 +95,7 @@ class _TouchToken:
     """A Touch of ours; `reads` wait for it (Q1)."""
 
     touch: Touch
+    at_ms: int = 0  # when we asked for it: its stamp is no older
     reads: "list[_Read]" = field(default_factory=list)
 
 
@@ -108,6 +110,7 @@ class _Read:
     query: Query
     index: int = 0  # must be applied
     until_ms: int = 0  # of a stale one: when to give up
+    came_ms: int = 0  # of a current one
     touched: bool = False  # what was due is folded
 
 
@@ -343,7 +346,7 @@ class Replica:
             raft.take_ready() + digests,
             flush,
             events,
-            self._more,
+            self._more or (self._serving and self.waiters.is_behind(self.now_ms)),
             proposed,
             len(applied),
             apply_s,
@@ -430,8 +433,9 @@ class Replica:
         if self._serving:
             for folded in applied:
                 self.waiters.effects(folded.effects)
-                if any(isinstance(effect, ReapSoon) for effect in folded.effects):
-                    self._reap_at_ms = now_ms + REAP_EVERY_MS
+                soon = [effect.is_waited_for for effect in folded.effects if isinstance(effect, ReapSoon)]
+                if soon:
+                    self._reap_at_ms = now_ms + (0 if any(soon) else REAP_EVERY_MS)
         self._resolve(outcomes, view)
         for queue_id in [queue_id for queue_id, index in self._left.items() if index <= self.state.reached.index]:
             del self._left[queue_id]
@@ -457,7 +461,7 @@ class Replica:
 
     def _begin_serving(self, view: View) -> None:
         self._serving = True
-        self.waiters.begin(view)
+        self.waiters.begin()
         if view.txn.first(Table.REAP, b"\x00", TOP) is not None:
             self._reap_at_ms = self.now_ms
         early, self._early = self._early, []
@@ -490,7 +494,8 @@ class Replica:
         if not self._serving or not self.leads:
             return
         can_form = self.batcher.can_form() and self._may_form()
-        if not can_form and now_ms < self._looked_at_ms + LOOK_EVERY_MS:
+        reap = self._reap_at_ms is not None and self._reap_at_ms <= now_ms and not self.batcher.entries_in_flight
+        if not can_form and not reap and now_ms < self._looked_at_ms + LOOK_EVERY_MS:
             return  # most turns are for messages and syncs: time asks for no entry of its own so soon
         self._looked_at_ms = now_ms
         if self.raft.configuration_index != self._counting:
@@ -511,7 +516,6 @@ class Replica:
             formed = self._form(now_ms)
         if self._stepping:
             return
-        reap = self._reap_at_ms is not None and self._reap_at_ms <= now_ms and not self.batcher.entries_in_flight
         if not formed and (reap or self.time.touch_due(now_ms, self._lease_open(now_ms))):
             self._form(now_ms, even_empty=True)
             self._reap_at_ms = None  # until the fold says that there is more
@@ -647,8 +651,8 @@ class Replica:
         """Hand on what became of commands; those of our own are for our own parts."""
         for token, outcome in outcomes:
             match token:
-                case _TouchToken(touch=touch, reads=reads):
-                    self._touched(touch, reads)
+                case _TouchToken():
+                    self._touched(token, outcome)
                 case _StepToken():
                     self._stepping = False
                     if not isinstance(outcome, Answer) or isinstance(outcome.reply, Failed):
@@ -688,12 +692,17 @@ class Replica:
                 self._read_body(delivery.token, partial(_delivered, view, queue_id, place, leased))
         self._more = self._more or bool(self._deliveries)
 
-    def _touched(self, touch: Touch, reads: "list[_Read]") -> None:
+    def _touched(self, token: _TouchToken, outcome: Answer | HoldfastError) -> None:
+        """One that came after the Touch was asked for may see more due than that has folded: it is looked at again."""
         if self._serving:
-            self.waiters.touched(touch, self.time.time_ms(self.now_ms))
-        if reads:
-            self._touches.pop(touch.queue_id, None)
-            self._reads += [replace(read, touched=True) for read in reads]
+            self.waiters.touched(token.touch, self.time.time_ms(self.now_ms))
+        if self._touches.get(token.touch.queue_id) is token:
+            del self._touches[token.touch.queue_id]
+        for read in token.reads:
+            if isinstance(outcome, Overloaded):
+                self._finish(read.token, outcome)  # without its Touch it would not be current
+            else:
+                self._reads.append(replace(read, touched=read.came_ms <= token.at_ms))
 
     def _finish(self, token: Token, outcome: Answer | HoldfastError) -> None:
         self._asked.pop(token, None)
@@ -723,11 +732,11 @@ class Replica:
         if not self.leads or self._is_doubtful:
             self._finish(token, self._not_here())
         else:
-            self.raft.read_barrier(partial(self._passed, token, query))
+            self.raft.read_barrier(partial(self._passed, token, query, self.now_ms))
 
-    def _passed(self, token: Token, query: Query, index: int | None) -> None:
+    def _passed(self, token: Token, query: Query, came_ms: int, index: int | None) -> None:
         if index is not None and not self._is_doubtful:
-            self._reads.append(_Read(token, query, index))
+            self._reads.append(_Read(token, query, index, came_ms=came_ms))
         else:
             self._finish(token, self._not_here())
 
@@ -772,10 +781,10 @@ class Replica:
             known.reads.append(read)
             return True
         time_ms = self.time.time_ms(now_ms)
-        if not any(waiters.is_due(view, queue, group, time_ms) for group in view.groups(queue_id)):
+        if not any(is_due(view, queue, group, time_ms) for group in view.groups(queue_id)):
             return False
         touch = Touch(queue_id=queue_id)
-        self._touches[queue_id] = token = _TouchToken(touch, [read])
+        self._touches[queue_id] = token = _TouchToken(touch, now_ms, [read])
         self._submit_own(token, touch)
         return True
 

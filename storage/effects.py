@@ -23,7 +23,9 @@ class TouchSoon:
 
 @dataclass(frozen=True, slots=True)
 class ReapSoon:
-    """Rows of deleted things are left to remove: keep entries coming."""
+    """Work of a delete, a purge or a seek is left to later entries: keep them coming."""
+
+    is_waited_for: bool  # commands are refused until it is done, so there is to be no pause between these entries
 
 
 @dataclass(frozen=True, slots=True)

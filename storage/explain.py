@@ -51,18 +51,22 @@ def group_reason(view: View, queue: QueueRow, group: GroupRow) -> Explained:
     if lowest is not None:
         return _available(view, queue, group, lowest)
     if group.in_flight:
-        return _leased(view, *min(_open_leases(view, group), key=lambda lease: (lease[1].deadline, lease[0])))
+        return _leased(view, *_first_due(view, group))
     if groups.delayed(group):
         return Explained(reason="delayed", facts=(("until_ms", _earliest(view, queue, group)),))
     return Explained(reason="empty")
 
 
-def lowest_available(view: View, queue: QueueRow, group: GroupRow) -> int | None:
-    """The version that a Lease would look at first."""
+def lowest_available(view: View, queue: QueueRow, group: GroupRow, batches: int | None = None) -> int | None:
+    """The version that a Lease would look at first; 0 where more than so many batches lie before it."""
     back = view.txn.first(Table.BACK, k1(group.shelf), k1(group.shelf + 1))
     lowest = int.from_bytes(back[0][8:], "big") if back is not None else None
     at = max(group.cursor, group.skip_to)
     while at <= queue.tail and (lowest is None or at < lowest):
+        if batches is not None:
+            if not batches:
+                return 0
+            batches -= 1
         batch = view.next_batch(queue.q, at)
         if batch is None:
             break
@@ -122,6 +126,18 @@ def _lease_of(view: View, group: GroupRow, version: int) -> tuple[int, LeaseRow]
         if any(span.lo <= version <= span.hi for span in row.held):
             return lease_id, row
     return None
+
+
+def _first_due(view: View, group: GroupRow) -> tuple[int, LeaseRow]:
+    """The open lease that ends first; of those that end together the oldest."""
+    first = view.txn.first(Table.LEASE_DUE, k1(group.hold), k1(group.hold + 1))
+    assert first is not None
+    deadline = int.from_bytes(first[0][8:16], "big")
+    together = view.txn.scan(Table.LEASE_DUE, k2(group.hold, deadline), k2(group.hold, deadline + 1))
+    lease_id = min(int.from_bytes(key[24:], "big") for key, _ in together)
+    row = leases.read_lease(view, group, lease_id)
+    assert row is not None
+    return lease_id, row
 
 
 def _open_leases(view: View, group: GroupRow) -> Iterator[tuple[int, LeaseRow]]:

@@ -6,6 +6,7 @@ not stored and so cannot be handed out; what needs floor, holes or the number of
 and so is what would store one of these versions again. A query counts what is missing itself.
 """
 
+from collections.abc import Iterator
 from itertools import islice
 
 from holdfast.storage import freeing, settled
@@ -34,12 +35,11 @@ def take_over(state: State, queue: QueueRow, group: GroupRow, budget: int) -> in
     return budget - max(len(found), 1)
 
 
-def missing(view: View, queue: QueueRow, group: GroupRow) -> list[Range]:
-    """What is still to be taken over, ascending. May look at every gap of the queue."""
-    if not group.gaps_to:
-        return []
-    found = freeing.gaps(view, queue, group.gaps_from)
-    return [part for lo, hi in found for part in _not_settled(view, group, lo, hi)]
+def missing(view: View, queue: QueueRow, group: GroupRow) -> Iterator[Range]:
+    """What is still to be taken over, ascending. It may be every gap of the queue."""
+    if group.gaps_to:
+        for lo, hi in freeing.gaps(view, queue, group.gaps_from):
+            yield from _not_settled(view, group, lo, hi)
 
 
 def _not_settled(view: View, group: GroupRow, lo: int, hi: int) -> list[Range]:

@@ -51,8 +51,8 @@ def grant(state: State, queue: QueueRow, group: GroupRow, command: Lease, sessio
         return NOTHING
     room = min(_room(state, group, policy, session, command.auto_ack), command.max_messages)
     ceiling = NEVER
-    if (group.sort_to or group.gaps_to) and unfinished.most_holes(queue, group) > hole_cap(group, policy):
-        unfinished.refuse(state, group)
+    if unfinished.may_exceed(queue, group, hole_cap(group, policy)):
+        raise unfinished.overloaded(state)
     over = cap_exceeded(state, group, policy)
     if over is not None:
         ceiling = group.settled_top

@@ -1,14 +1,15 @@
 """Removing what was deleted, a bounded number of rows an entry (G5).
 
 Delete, seek and purge make rows unreachable at once by giving up an id; a task remembers what is left to remove.
-Every node works on the same tasks at the same entries, so their stores stay equal.
+Every node works on the same tasks at the same entries, so their stores stay equal. What commands wait for
+(`unfinished`) goes before what only takes room, however much of that there is.
 """
 
 import struct
 from typing import Literal, get_args
 
 from holdfast.storage import freeing, gaps, settled, survivors
-from holdfast.storage.effects import ReapSoon
+from holdfast.storage.effects import ReapSoon, WakeConsumers
 from holdfast.storage.rows import DeadRow, GroupRow, QueueRow, unpack_batch, unpack_dead
 from holdfast.storage.settled import PURGED
 from holdfast.storage.state import State, View
@@ -16,6 +17,9 @@ from holdfast.storage.tables import Table, after, k1
 
 Task = Literal["rows", "dead", "batches", "release", "staged", "sort", "purged", "gaps"]
 _TASKS: tuple[Task, ...] = get_args(Task)
+_WAITED_FOR = ("sort", "gaps")
+_LATER = 2**62  # the first key of tasks for which nobody waits
+_END = 2**63
 _ROW = struct.Struct(">BBQQQ")
 
 GENERATION_TABLES = (Table.DONE, Table.PIN, Table.LEASE, Table.LEASE_DUE)
@@ -57,7 +61,7 @@ def forget_purged(state: State, group: GroupRow) -> None:
 
 def purged_graves(view: View, group: GroupRow) -> list[int]:
     """Under which ids dead rows of this group stand that were purged."""
-    tasks = (_ROW.unpack(data) for _, data in view.txn.scan(Table.REAP, k1(0), k1(2**63)))
+    tasks = (_ROW.unpack(data) for _, data in view.txn.scan(Table.REAP, k1(0), k1(_END)))
     return [scope for task, _, scope, _, gid in tasks if _TASKS[task] == "purged" and gid == group.gid]
 
 
@@ -106,7 +110,7 @@ def work(state: State) -> None:
     """Do one entry's share."""
     budget = state.limits.reap_rows
     while budget > 0:
-        found = state.txn.first(Table.REAP, k1(0), k1(2**63))
+        found = state.txn.first(Table.REAP, k1(0), k1(_END))
         if found is None:
             return
         key, data = found
@@ -114,8 +118,9 @@ def work(state: State) -> None:
         budget, done = _step(state, _TASKS[task], Table(table), scope, lo, hi, key, budget)
         if done:
             state.delete(Table.REAP, key)
-    if state.txn.first(Table.REAP, k1(0), k1(2**63)) is not None:
-        state.effects[ReapSoon()] = None
+    left = state.txn.first(Table.REAP, k1(0), k1(_END))
+    if left is not None:
+        state.effects[ReapSoon(left[0] < k1(_LATER))] = None
 
 
 def _step(
@@ -136,8 +141,13 @@ def _step(
         if queue is None or group is None:
             return budget - 1, True  # purged again, at another place or gone: what is left is no affair of this task
         if task == "sort":
-            return survivors.sort(state, group, budget), not group.sort_to
-        return gaps.take_over(state, queue, group, budget), not group.gaps_to
+            budget = survivors.sort(state, group, budget)
+        else:
+            budget = gaps.take_over(state, queue, group, budget)
+        done = not (group.sort_to if task == "sort" else group.gaps_to)
+        if done:
+            state.effects[WakeConsumers(queue.q, group.name)] = None  # some waited for just this
+        return budget, done
     prefix = k1(scope)
     rows = []
     for row in state.txn.scan(table, prefix, after(prefix)):
@@ -185,5 +195,7 @@ def _forget(state: State, tables: tuple[Table, ...], scope: int) -> None:
 
 def _add(state: State, task: Task, table: Table, scope: int, lo: int, hi: int) -> None:
     state.meta.reap_ids += 1
-    state.insert(Table.REAP, k1(state.meta.reap_ids), _ROW.pack(_TASKS.index(task), table, scope, lo, hi))
-    state.effects[ReapSoon()] = None
+    is_waited_for = task in _WAITED_FOR
+    number = state.meta.reap_ids + (0 if is_waited_for else _LATER)
+    state.insert(Table.REAP, k1(number), _ROW.pack(_TASKS.index(task), table, scope, lo, hi))
+    state.effects[ReapSoon(is_waited_for)] = None

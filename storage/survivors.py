@@ -8,6 +8,8 @@ the line is not freed, and what needs floor or holes exactly is refused for the 
 itself.
 """
 
+from collections.abc import Iterator
+
 from holdfast.storage import settled
 from holdfast.storage.ranges import Range
 from holdfast.storage.rows import REDRIVE, GroupRow, QueueRow, Span, unpack_lease
@@ -53,14 +55,13 @@ def sort_first(state: State, group: GroupRow, lease_id: int, spans: list[Span]) 
         _sort_in(state, group, _left(group, lease_id, spans))
 
 
-def unsorted(view: View, group: GroupRow) -> tuple[list[Range], list[Range]]:
-    """What leases hold that is not sorted in yet: plain ranges and redriven ones. May look at every open lease."""
-    spans: list[Span] = []
+def unsorted(view: View, group: GroupRow) -> Iterator[tuple[list[Range], list[Range]]]:
+    """What each lease holds that is not sorted in yet: plain ranges and redriven ones. It may be every open lease."""
     if group.sort_to:
         rows = view.txn.scan(Table.LEASE, k2(group.hold, group.sort_from), k2(group.hold, group.sort_to + 1))
         for key, data in rows:
-            spans += _left(group, int.from_bytes(key[8:], "big"), unpack_lease(data).held)
-    return _ranges(spans, redriven=False), _ranges(spans, redriven=True)
+            spans = _left(group, int.from_bytes(key[8:], "big"), unpack_lease(data).held)
+            yield _ranges(spans, redriven=False), _ranges(spans, redriven=True)
 
 
 def _left(group: GroupRow, lease_id: int, held: list[Span]) -> list[Span]:

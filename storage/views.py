@@ -3,6 +3,7 @@
 What is due and not folded yet is shown as it stands; before a current read the leader commits a Touch.
 """
 
+import bisect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
@@ -59,7 +60,6 @@ from holdfast.storage import (
     produce,
     retention,
     staging,
-    survivors,
     unfinished,
 )
 from holdfast.storage.rows import GroupRow, QueueRow
@@ -188,14 +188,19 @@ def _peek(view: View, queue: QueueRow, query: Peek) -> Messages:
 
 def _wanted(view: View, queue: QueueRow, group: GroupRow | None, low: int) -> Iterator[tuple[int, int]]:
     """Stored ranges from `low` on, without those that the group has settled or never had."""
-    plain, again = survivors.unsorted(view, group) if group is not None else ([], [])
+    plain, again = unfinished.unsorted(view, group) if group is not None else ([], [])
+    unsorted = sorted(plain + again)
+    highest = [hi for _, hi in unsorted]
     for batch in view.batches(queue.q, low, queue.tail):
         lo = max(low, batch.first)
         if group is None:
             yield lo, batch.last
         else:
             parts = explain.unsettled_ranges(view, group, lo, batch.last)
-            parts += [(max(lo, a), min(b, batch.last)) for a, b in plain + again if a <= batch.last and b >= lo]
+            at = bisect.bisect_left(highest, lo)
+            while at < len(unsorted) and unsorted[at][0] <= batch.last:
+                parts.append((max(lo, unsorted[at][0]), min(unsorted[at][1], batch.last)))
+                at += 1
             yield from sorted(parts)
 
 

@@ -4,6 +4,8 @@ from holdfast.jepsen.mutants.mutant import Mutant
 
 PURGE = "tests/unit/storage/test_purge_and_seek.py"
 COST = "tests/unit/storage/test_purge_cost.py"
+WAITERS = "tests/unit/cluster/test_waiters_cost.py"
+DUE = "tests/unit/cluster/test_replica_due.py"
 
 PURGE_MUTANTS = (
     Mutant(
@@ -234,7 +236,7 @@ PURGE_MUTANTS = (
         name="peek-forgets-leases-that-are-not-sorted-in",
         rule="G5",
         file="storage/views.py",
-        old="survivors.unsorted(view, group) if group is not None else ([], [])",
+        old="unfinished.unsorted(view, group) if group is not None else ([], [])",
         new="([], [])",
         tests=(PURGE,),
     ),
@@ -325,5 +327,77 @@ PURGE_MUTANTS = (
         old="    if before is not None and _unpack(before)[1] == lo - 1:\n",
         new="    if before is not None and _unpack(before)[1] == lo:\n",
         tests=(PURGE,),
+    ),
+    Mutant(
+        name="nobody-is-woken-when-the-holes-are-known",
+        rule="L7",
+        file="storage/reap.py",
+        old="            state.effects[WakeConsumers(queue.q, group.name)] = None  # some waited for just this\n",
+        new="            pass\n",
+        tests=(WAITERS,),
+    ),
+    Mutant(
+        name="what-somebody-waits-for-is-done-last",
+        rule="G5",
+        file="storage/reap.py",
+        old="(0 if is_waited_for else _LATER)",
+        new="(_LATER if is_waited_for else 0)",
+        tests=(WAITERS,),
+    ),
+    Mutant(
+        name="what-somebody-waits-for-is-done-with-pauses",
+        rule="G5",
+        file="cluster/replica.py",
+        old="(0 if any(soon) else REAP_EVERY_MS)",
+        new="REAP_EVERY_MS",
+        tests=(DUE,),
+    ),
+    Mutant(
+        name="consumers-who-wait-count-what-a-purge-left",
+        rule="L7",
+        file="cluster/look.py",
+        old="        if groups.ready(queue, group) <= 0:\n",
+        new="        group, _ = unfinished.finished(view, queue, group)\n        if groups.ready(queue, group) <= 0:\n",
+        tests=(WAITERS,),
+    ),
+    Mutant(
+        name="a-lease-is-proposed-while-the-holes-are-not-known",
+        rule="L7",
+        file="cluster/look.py",
+        old="            self._last = Failed(unfinished.overloaded(view))\n",
+        new="            self.room = 1\n",
+        tests=(WAITERS,),
+    ),
+    Mutant(
+        name="a-query-counts-what-a-purge-left-without-a-bound",
+        rule="G5",
+        file="storage/unfinished.py",
+        old="        if number >= LOOK_MAX:",
+        new="        if False:",
+        tests=(WAITERS,),
+    ),
+    Mutant(
+        name="a-new-leader-sets-all-its-timers-at-once",
+        rule="T3",
+        file="cluster/waiters.py",
+        old="        while rows > 0 and self._rebuilt_to is not None:",
+        new="        while self._rebuilt_to is not None:",
+        tests=(WAITERS,),
+    ),
+    Mutant(
+        name="a-read-joins-a-touch-from-before-it",
+        rule="Q1",
+        file="cluster/replica.py",
+        old="touched=read.came_ms <= token.at_ms",
+        new="touched=True",
+        tests=(DUE,),
+    ),
+    Mutant(
+        name="a-read-without-its-touch-is-answered-under-overload",
+        rule="Q1",
+        file="cluster/replica.py",
+        old="            if isinstance(outcome, Overloaded):\n                self._finish(read.token, outcome)",
+        new="            if False:\n                self._finish(read.token, outcome)",
+        tests=(DUE,),
     ),
 )

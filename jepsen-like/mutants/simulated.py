@@ -58,8 +58,8 @@ SIMULATED_MUTANTS = (
         name="a-query-passes-no-barrier",
         rule="I26",
         file=_REPLICA,
-        old="            self.raft.read_barrier(partial(self._passed, token, query))",
-        new="            self._passed(token, query, self.raft.applied)",
+        old="            self.raft.read_barrier(partial(self._passed, token, query, self.now_ms))",
+        new="            self._passed(token, query, self.now_ms, self.raft.applied)",
         tests=_BARRIER,
     ),
     # 21, and with it 2: votes wait in the same box

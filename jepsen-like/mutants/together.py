@@ -241,8 +241,8 @@ TOGETHER_MUTANTS = (
         name="explain-names-the-newest-lease",
         rule="E1",
         file="storage/explain.py",
-        old="(lease[1].deadline, lease[0])",
-        new="-lease[0]",
+        old="    lease_id = min(int.from_bytes(key[24:]",
+        new="    lease_id = max(int.from_bytes(key[24:]",
         tests=(ASK,),
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from holdfast.storage import digest, gaps, groups, leases, ranges, reap, settled, sums, survivors, unfinished
+from holdfast.storage import digest, gaps, groups, leases, ranges, reap, settled, sums, unfinished
 from holdfast.storage.rows import (
     LEASE_AUTO,
     REDRIVE,
@@ -163,7 +163,7 @@ def _check_group(view: View, q: int, name: str) -> None:
 
 def _check_line(view: View, group: GroupRow, where: dict[int, str], redriven: set[int]) -> None:
     """OPEN and AGAIN, with what is not sorted in yet: what is unsettled below the line, and what is redriven (G5)."""
-    plain, again = survivors.unsorted(view, group)
+    plain, again = unfinished.unsorted(view, group)
     opened, reopened = (ranges.within(view, table, group.shelf, 1, 2**62) for table in (Table.OPEN, Table.AGAIN))
     assert (len(opened), len(reopened)) == (group.open_rows, group.redriven)
     assert opened == ranges.runs(opened) and reopened == ranges.runs(reopened), "runs that touch are two rows"

@@ -25,6 +25,7 @@ from holdfast.client.protocol.errors import AckHoleCapExceeded, InFlightLimit, N
 from holdfast.client.protocol.queries import DeadLetters
 from holdfast.client.protocol.replies import DeadListed, Failed, Leased, QueueCreated, Redriven, Reply, Settled
 from holdfast.client.protocol.values import QueueId, QueueSettings
+from holdfast.cluster.look import Look, next_due_ms
 from holdfast.cluster.waiters import (
     REFRESH_MS,
     TOUCH_GAP_MS,
@@ -35,9 +36,6 @@ from holdfast.cluster.waiters import (
     Propose,
     Token,
     Waiters,
-    could_grant,
-    next_due_ms,
-    unlogged_answer,
 )
 from holdfast.storage.effects import EndLeases, ReapSoon, TouchSoon, WakeConsumers
 from holdfast.storage.leases import NOTHING
@@ -58,8 +56,7 @@ class Node:
         self.from_log: list[Token] = []
         self.touches: list[Touch] = []
         self.confirms: list[Token] = []
-        with machine.store.read() as txn:
-            self.waiters.begin(View(txn))
+        self.waiters.begin()
 
     @property
     def now_ms(self) -> int:
@@ -337,7 +334,7 @@ def test_answer_without_the_log_is_what_the_fold_would_have_said() -> None:
             lease = Lease(queue_id=Q, group="default", max_messages=rng.randint(1, 3), auto_ack=rng.random() < 0.2)
             envelope = node.machine.envelope(lease, session)
             with node.machine.store.read() as txn:
-                expected = unlogged_answer(View(txn), envelope, node.now_ms)
+                expected = Look(View(txn), Q, "default", node.now_ms).unlogged_answer(envelope)
             reply = node.machine.entry([envelope])[0].reply
             if expected is not None:
                 assert reply == expected, round_
@@ -346,19 +343,6 @@ def test_answer_without_the_log_is_what_the_fold_would_have_said() -> None:
                 assert isinstance(reply, Leased) and reply.grants, round_
                 held += [(reply.lease_id, version) for version in versions(reply) if not lease.auto_ack]
     assert compared > 100
-
-
-def test_could_grant_says_whether_a_lease_may_get_something() -> None:
-    """L7."""
-    machine = queue_with(1, max_in_flight=1)
-    with machine.store.read() as txn:
-        assert could_grant(View(txn), Q, "default")
-        assert not could_grant(View(txn), Q, "nobody")
-        assert not could_grant(View(txn), 99, "default")
-    machine.do(Lease(queue_id=Q, group="default", max_messages=1))
-    machine.do(produce(Q, b"more"))
-    with machine.store.read() as txn:
-        assert not could_grant(View(txn), Q, "default")
 
 
 # What the fold must say
@@ -425,17 +409,6 @@ def test_cancelled_waiter_is_not_proposed_any_more() -> None:
     node.settle()
     assert node.from_log == ["b"]
     assert len(node.waiters) == 0
-
-
-def test_connection_takes_its_waiters_with_it() -> None:
-    """L7."""
-    node = Node(queue_with(0))
-    for token, connection in (("a", "c"), ("b", "d"), ("e", "c")):
-        node.park(token, connection=connection)
-    assert node.waiters.disconnected("c") == ["a", "e"]
-    node.do(produce(Q, b"x", b"y", b"z"))
-    node.settle()
-    assert node.from_log == ["b"]
 
 
 def test_waiter_that_left_while_its_wait_was_confirmed_is_not_answered() -> None:
@@ -657,7 +630,7 @@ def test_at_most_one_touch_of_a_group_is_in_flight_and_they_keep_a_distance() ->
 def test_more_due_than_one_command_folds_is_touched_until_it_is_done() -> None:
     """T3: at once, one at a time, for the whole queue."""
     node = Node(queue_with(0))
-    node.waiters.effects([TouchSoon(Q), ReapSoon(), TouchSoon(Q)])
+    node.waiters.effects([TouchSoon(Q), ReapSoon(False), TouchSoon(Q)])
     whole = Touch(queue_id=Q)
     assert node.step() == [whole]
     node.waiters.effects([TouchSoon(Q)])
@@ -737,7 +710,7 @@ def test_every_consumer_is_answered_and_nobody_waits_beside_an_available_message
         assert all(ends[token] > node.now_ms for token in waiting)
         assert len(node.waiters) == len(waiting)
         with node.machine.store.read() as txn:
-            assert not waiting or not could_grant(View(txn), Q, "default")
+            assert not waiting or Look(View(txn), Q, "default", node.now_ms).is_shut
     node.pass_ms(2_000)
     assert set(node.replies) | gone == set(ends)
     assert not set(node.replies) & gone

@@ -4,7 +4,7 @@ Each test compares two sizes, or says how often the whole of a batch was read; n
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
@@ -48,60 +48,11 @@ from holdfast.storage.state import State
 from holdfast.storage.store import WriteTxn
 from holdfast.storage.tables import TABLES, Table, k1
 from tests.support import invariants
+from tests.support.counting import CountingTxn
 from tests.support.machine import Machine, produce, stage
 
 Q = QueueId(1)
 T = TypeVar("T")
-
-
-class CountingTxn:
-    """A write transaction that notes which tables are read and written, and how many bytes of blobs."""
-
-    def __init__(self, txn: WriteTxn, counts: Counter[str]) -> None:
-        self._txn = txn
-        self._counts = counts
-
-    def _note(self, what: str, table: int) -> None:
-        self._counts[f"{what} {Table(table).name}"] += 1
-        self._counts["operations"] += 1
-
-    def get(self, table: int, key: bytes) -> bytes | None:
-        self._note("get", table)
-        return self._txn.get(table, key)
-
-    def view(self, table: int, key: bytes) -> memoryview | None:
-        self._note("get", table)
-        return self._txn.view(table, key)
-
-    def first(self, table: int, low: bytes, high: bytes) -> tuple[bytes, bytes] | None:
-        self._note("first", table)
-        return self._txn.first(table, low, high)
-
-    def last(self, table: int, low: bytes, high: bytes) -> tuple[bytes, bytes] | None:
-        self._note("last", table)
-        return self._txn.last(table, low, high)
-
-    def scan(self, table: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        self._note("scan", table)
-        for row in self._txn.scan(table, low, high):
-            self._note("row", table)
-            yield row
-
-    def put(self, table: int, key: bytes, value: bytes | memoryview) -> bytes | None:
-        self._note("put", table)
-        return self._txn.put(table, key, value)
-
-    def append(self, table: int, key: bytes, value: bytes | memoryview) -> None:
-        self._note("append", table)
-        self._txn.append(table, key, value)
-
-    def insert(self, table: int, key: bytes, value: bytes | memoryview) -> None:
-        self._note("insert", table)
-        self._txn.insert(table, key, value)
-
-    def delete(self, table: int, key: bytes) -> bytes | None:
-        self._note("delete", table)
-        return self._txn.delete(table, key)
 
 
 class CountingStore(MemoryStore):

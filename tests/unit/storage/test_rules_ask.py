@@ -307,10 +307,11 @@ def test_explain_shows_a_deadline_in_committed_time() -> None:
 
 
 def test_explain_of_a_group_names_the_lease_that_ends_first() -> None:
-    """E1: neither the newest, nor one that was auto-acked and holds nothing."""
-    machine = queue_with(b"1", b"2", b"3")
-    for timeout, auto_ack in ((10_000, True), (20_000, False), (30_000, False)):
+    """E1: neither the first or the newest, nor one that was auto-acked and holds nothing; of two that end together the
+    older."""
+    machine = queue_with(b"1", b"2", b"3", b"4", b"5")
+    for timeout, auto_ack in ((10_000, True), (30_000, False), (20_000, False), (20_000, False), (30_000, False)):
         asked = Lease(queue_id=Q, group="default", max_messages=1, visibility_timeout_ms=timeout, auto_ack=auto_ack)
         assert isinstance(machine.do(asked), Leased)
-    leased = (("lease_id", 2), ("consumer_id", "ann"), ("until_ms", START_MS + 20_000))
+    leased = (("lease_id", 3), ("consumer_id", "ann"), ("until_ms", START_MS + 20_000))
     assert why(machine) == Explained(reason="leased", facts=leased)
