@@ -158,7 +158,7 @@ class Replica:
         self._undecided: Undecided | None = None
         self._digests: list[tuple[str, Message]] = []  # of ours, to be told
         self._touches: dict[QueueId, _TouchToken] = {}  # that reads may share
-        self._left: dict[QueueId, int] = {}  # queues of commands whose clients are gone: up to where in the log
+        self._left: list[tuple[int, Token, Command]] = []  # of clients that are gone: decided with this index
         self._proposed: list[tuple[int, int]] = []
         self._outcomes: list[Outcome] = []
         with state.store.read() as txn:
@@ -272,13 +272,15 @@ class Replica:
     def abandon(self, tokens: Iterable[Token]) -> None:
         """Nobody waits for these any more; those that are not in the log yet will not be."""
         for token in tokens:
-            self.waiters.cancel(token)
             known = self.batcher.abandon(token)
             envelope = self._asked.pop(token, None)
             self._sizes.pop(token, None)
-            if envelope is not None and known is not None:
-                for queue_id in _queues_of(envelope.command):
-                    self._left[queue_id] = self.raft.journal.last
+            if envelope is not None and isinstance(known, errors.LeaderChanged):
+                # It is in the log, and a Lease there may take what others wait for: these are not to be proposed for
+                # it before that is folded, or they would get an empty answer that they did not ask for.
+                self._left.append((self.raft.journal.last, token, envelope.command))
+            else:
+                self.waiters.cancel(token)
 
     def withdraw(self, token: Token) -> None:
         """Nobody waits for this one any more, but its outcome is wanted: a Lease that is parked has not happened."""
@@ -437,13 +439,20 @@ class Replica:
                 if soon:
                     self._reap_at_ms = now_ms + (0 if any(soon) else REAP_EVERY_MS)
         self._resolve(outcomes, view)
-        for queue_id in [queue_id for queue_id, index in self._left.items() if index <= self.state.reached.index]:
-            del self._left[queue_id]
-            if self._serving:
-                self.waiters.changed(queue_id)
+        self._forget_who_left()
         if self._serving:
             self._wake(view, now_ms)
         self._answer_reads(view, now_ms)
+
+    def _forget_who_left(self) -> None:
+        """What their commands did is done: it may be what others wait for."""
+        applied = self.state.reached.index
+        for _, token, command in [each for each in self._left if each[0] <= applied]:
+            self.waiters.resolved(token)
+            if self._serving:
+                for queue_id in _queues_of(command):
+                    self.waiters.changed(queue_id)
+        self._left = [each for each in self._left if each[0] > applied]
 
     def _follow_time(self, view: View, now_ms: int) -> None:
         self.time.applied(

@@ -6,7 +6,7 @@ The numbers are those of the list that the harness was designed by; each names t
 from holdfast.jepsen.mutants.mutant import Mutant
 
 _THREE = ("tests/simulation/test_simulation.py::test_three_nodes_break_no_promise_and_become_whole",)
-_CALM = ("tests/simulation/test_simulation.py::test_wall_clocks_that_jump_are_noticed_by_nobody",)
+_CALM = ("tests/simulation/test_simulation.py::test_clocks_that_jump_and_clients_that_die_are_noticed_by_nobody",)
 _HEALING = ("tests/simulation/test_healing.py::test_a_step_of_time_that_is_long_on_its_way_costs_no_lease_its_time",)
 _BARRIER = ("tests/unit/cluster/test_replica.py::test_a_leader_that_nobody_confirms_answers_no_read",)
 _EARLY = ("tests/unit/cluster/test_replica.py::test_what_came_to_a_leader_that_never_served_goes_elsewhere",)
@@ -15,6 +15,8 @@ _DOUBTFUL = ("tests/unit/cluster/test_replica.py::test_what_is_in_the_log_when_t
 _GONE = ("tests/unit/cluster/test_replica.py::test_who_has_gone_gets_nothing_and_leaves_nothing",)
 _STAMPS = ("tests/unit/cluster/test_replica.py::test_an_open_lease_is_given_a_stamp_every_second",)
 _REPLICA = "cluster/replica.py"
+_ASKED = "tests/simulation/test_asked_in_time.py"
+_CUT_OFF = (f"{_ASKED}::test_a_leader_that_is_cut_off_tells_those_who_still_reach_it_nothing_old",)
 
 SIMULATED_MUTANTS = (
     # 1
@@ -60,7 +62,7 @@ SIMULATED_MUTANTS = (
         file=_REPLICA,
         old="            self.raft.read_barrier(partial(self._passed, token, query, self.now_ms))",
         new="            self._passed(token, query, self.now_ms, self.raft.applied)",
-        tests=_BARRIER,
+        tests=(*_BARRIER, *_CUT_OFF),
     ),
     # 21, and with it 2: votes wait in the same box
     Mutant(
@@ -127,7 +129,7 @@ SIMULATED_MUTANTS = (
         new="""                case waiters.Confirm(token=token):
                     self.waiters.confirmed(token)
 """,
-        tests=_BARRIER,
+        tests=(*_BARRIER, *_CUT_OFF),
     ),
     # 51
     Mutant(
@@ -189,9 +191,25 @@ SIMULATED_MUTANTS = (
         name="who-has-left-still-waits",
         rule="I32",
         file=_REPLICA,
-        old="            self.waiters.cancel(token)\n            known =",
-        new="            known =",
+        old="                self.waiters.cancel(token)\n",
+        new="                pass\n",
         tests=_GONE,
+    ),
+    Mutant(
+        name="what-the-command-of-a-dead-client-brings-wakes-nobody",
+        rule="I32",
+        file=_REPLICA,
+        old="                for queue_id in _queues_of(command):\n",
+        new="                for queue_id in ():\n",
+        tests=(f"{_ASKED}::test_who_waits_is_woken_by_what_the_command_of_a_killed_client_brings",),
+    ),
+    Mutant(
+        name="the-lease-of-a-dead-client-takes-nothing",
+        rule="I32",
+        file=_REPLICA,
+        old="            known = self.batcher.abandon(token)\n",
+        new="            self.waiters.cancel(token)\n            known = self.batcher.abandon(token)\n",
+        tests=(f"{_ASKED}::test_who_waits_is_woken_by_what_the_command_of_a_killed_client_brings",),
     ),
     Mutant(
         name="early-requests-are-forgotten",
@@ -199,7 +217,7 @@ SIMULATED_MUTANTS = (
         file=_REPLICA,
         old="        for take in early:\n            take()  # finds that we do not serve\n",
         new="",
-        tests=_EARLY,
+        tests=(*_EARLY, f"{_ASKED}::test_what_came_early_to_a_leader_that_never_serves_has_an_outcome"),
     ),
     Mutant(
         name="commands-are-taken-while-the-states-differ",

@@ -4,7 +4,7 @@ A task is a generator: it yields what it wants, a call or a pause, and is sent t
 asked again under its first identity by the core, and where that gives up, a numbered produce by its producer.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Literal
@@ -61,10 +61,14 @@ Steps = Generator[Ask | Pause, Reply | None, Reply | None]
 class Shell:
     """What `aio` and `blocking` are to real clients: carries out what the core asks for."""
 
-    def __init__(self, simulation: "Simulation", log: int, name: str, rng: Random) -> None:
+    def __init__(
+        self, simulation: "Simulation", log: int, name: str, rng: Random, reached: Collection[str] | None = None
+    ) -> None:
+        """`reached`: the nodes that it finds its way to, where that is not all of them."""
         self._simulation, self._log, self._rng = simulation, log, rng
         self._scheduler, self._checker = simulation.scheduler, simulation.checkers[log]
-        addresses = [simulation.address(node, log) for node in simulation.names]
+        self._reached = simulation.names if reached is None else reached
+        addresses = [simulation.address(node, log) for node in simulation.names if node in self._reached]
         self._core = Core(rng.sample(addresses, len(addresses)), random=Random(rng.random()), consumer_id=name)
         self._wires: dict[str, Wire] = {}
         self._calls: dict[CallId, tuple[Call, Callable[[Outcome], None]]] = {}
@@ -134,7 +138,8 @@ class Shell:
             match action:
                 case Connect(address=address):
                     wire = self._wires[address] = self._simulation.wire(self, address)
-                    wire.dial()
+                    if wire.node.host.name in self._reached:
+                        wire.dial()
                 case Write(address=address, buffers=buffers):
                     if address in self._wires:
                         self._wires[address].write(b"".join(buffers))

@@ -25,7 +25,11 @@ OTHERS = (
     *(Plan(seed=seed, nodes=5, seconds=10.0) for seed in range(200, 202)),
     *(Plan(seed=seed, nodes=1, faults=ALONE) for seed in range(300, 302)),
 )
-CALM = (*(Plan(seed=seed, faults=("clock jump",)) for seed in range(400, 403)), Plan(seed=410, faults=()))
+CALM = (
+    *(Plan(seed=seed, faults=("clock jump",)) for seed in range(400, 402)),
+    *(Plan(seed=seed, faults=("client killed",)) for seed in range(402, 404)),
+    Plan(seed=410, faults=()),
+)
 PLANS = (*THREE, *CHANGING, *OTHERS, *CALM)
 WORK = (
     "elections",
@@ -91,7 +95,7 @@ def test_five_nodes_and_one_alone_break_no_promise(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("plan", CALM, ids=named)
-def test_wall_clocks_that_jump_are_noticed_by_nobody(plan: Plan) -> None:
+def test_clocks_that_jump_and_clients_that_die_are_noticed_by_nobody(plan: Plan) -> None:
     """T2, L7: every answer is prompt, and lease time goes on second by second."""
     play(plan)
 
@@ -108,7 +112,7 @@ def drawn(seed: int) -> Plan:
     """Some cluster or other."""
     rng = Random(seed)
     nodes, spares = rng.choice(((3, 0), (3, 0), (3, 2), (3, 1), (5, 0), (4, 0), (2, 1), (1, 0)))
-    faults = ALONE if nodes == 1 else rng.choice((None, None, None, None, ("clock jump",)))
+    faults = ALONE if nodes == 1 else rng.choice((None, None, None, None, ("clock jump",), ("client killed",)))
     sizes = Sizes(snapshot_chance=rng.choice((0.0, 0.02, 0.1)))
     return Plan(
         seed=seed, nodes=nodes, spares=spares, seconds=rng.choice((6.0, 15.0, 40.0)), faults=faults, sizes=sizes

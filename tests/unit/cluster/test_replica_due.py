@@ -74,6 +74,27 @@ def test_a_new_leader_of_many_queues_turns_again_until_its_timers_are_set(single
     assert turns >= 2
 
 
+def test_who_waits_is_not_proposed_for_what_the_lease_of_a_dead_client_may_take(single: tuple[Nodes, Node]) -> None:
+    """L7: it would get an empty answer from the log, before its wait is over."""
+    cluster, node = single
+    node.ask("dead", lease(60_000))
+    cluster.run(0.1)
+    node.ask("parked", lease(60_000), session=2)
+    cluster.run(0.5)
+    node.ask("produce", produce(1, b"x"))
+    while not any(isinstance(command, c.Lease) for command in node.entries()[-1]):
+        node.turn()
+    node.disk_hangs = True
+    node.replica.abandon(["dead"])
+    cluster.run(0.1)
+    node.disk_hangs = False
+    cluster.run(0.1)
+    assert "parked" not in node.outcomes
+    assert sum(isinstance(command, c.Lease) for entry in node.entries() for command in entry) == 1
+    cluster.run(4.0)
+    assert node.reply("parked").grants[0].delivery_count == 2
+
+
 # Reads
 
 
