@@ -199,14 +199,6 @@ class Batcher:
         self._queued_bytes = 0
         return outcomes + [(token, NotLeader(leader=leader)) for token in queued]
 
-    def stepped_down(self) -> list[Outcome]:
-        """The node stops, and will not see what becomes of its entries: nobody waits any longer."""
-        outcomes = self.lost_leadership(None)
-        for waiting in self._in_doubt:
-            outcomes += self._doubt(waiting.tokens)
-        self._in_doubt = []
-        return outcomes
-
     def abandon(self, token: Token) -> HoldfastError | None:
         """Nobody waits for this one any more, by disconnect or deadline. What to say if somebody asks.
 

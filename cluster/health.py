@@ -43,6 +43,7 @@ class NodeStatus:
     leader: str | None
     leader_address: str | None
     applied: int
+    digest: str  # of the state at `applied`, in hexadecimal: the same on every node that has applied the same
     committed: int
     durable: int
     last: int

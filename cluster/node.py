@@ -45,7 +45,7 @@ from holdfast.cluster.journal_frames import Identity
 from holdfast.cluster.links import Handlers
 from holdfast.cluster.logs import Log
 from holdfast.cluster.membership import Configuration
-from holdfast.cluster.messages import Message, SnapshotChunk, SnapshotDone, SnapshotHead
+from holdfast.cluster.messages import DIGEST_BYTES, Message, SnapshotChunk, SnapshotDone, SnapshotHead
 from holdfast.cluster.metrics import Metrics
 from holdfast.cluster.passing import SLICE_MS, Passing
 from holdfast.cluster.peers import Peers
@@ -57,6 +57,7 @@ from holdfast.cluster.snapshots import Policy, Received, Receiver, StreamBroken,
 from holdfast.cluster.state import NodeState, Reached, StateBusy
 from holdfast.cluster.trace import Trace
 from holdfast.cluster.writer import Writer
+from holdfast.storage import digest
 from holdfast.storage.snapshot import SnapshotDamaged
 from holdfast.storage.state import View
 from holdfast.storage.store import StoreError
@@ -198,6 +199,15 @@ class Node:
             fsync=self.config.fsync,
             applied=self._state.reached.index,
         )
+        if self._trace is not None:
+            identity, journal = self.identity, self.replica.raft.journal
+            self._trace.started(
+                node=identity.node,
+                incarnation=identity.incarnation,
+                term=journal.term,
+                vote=journal.vote,
+                durable=journal.durable_index,
+            )
         clean = False
         self._house.look()  # before the first request
         try:
@@ -626,6 +636,7 @@ class Node:
             leader=leader,
             leader_address=str(self.config.listen) if leader == raft.me else replica.leader_address(),
             applied=self._state.reached.index,
+            digest=self._digest(),
             committed=raft.commit_index,
             durable=journal.durable_index,
             last=journal.last,
@@ -645,6 +656,10 @@ class Node:
             refusing_produce=replica.disk_limit is not None,
             promised=None if journal.promise is None else journal.promise.index,
         )
+
+    def _digest(self) -> str:
+        with self._state.store.read() as txn:
+            return f"{digest.maintained(txn):0{2 * DIGEST_BYTES}x}"
 
     def _time_ms(self) -> int:
         with self._state.store.read() as txn:

@@ -109,10 +109,6 @@ class Timekeeper:
         """Whether an entry must be formed for the sake of its stamp: lease time moves while a leader is there."""
         return lease_open and now_ms >= self._stamped_at_ms + TOUCH_EVERY_MS
 
-    def touch_at_ms(self, lease_open: bool) -> int | None:
-        """When by the monotonic clock `touch_due` will say yes."""
-        return self._stamped_at_ms + TOUCH_EVERY_MS if lease_open else None
-
     def skew(self, now_ms: int) -> dict[str, int]:
         """How far each voter's wall clock, as last heard of, is ahead of committed time."""
         time_ms = self.time_ms(now_ms)

@@ -3,6 +3,7 @@
 The system calls are counted by strace (Debian: apt install strace).
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -23,7 +24,10 @@ LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to count syncs; on Debian: apt install strace")
+@pytest.mark.skipif(
+    shutil.which("strace") is None,
+    reason="strace is missing, so syncs per confirm are not counted: apt install strace, or make tools as root",
+)
 def test_each_confirm_was_synced_by_a_majority_and_many_share_a_sync(tmp_path: Path) -> None:
     """Shape 2, 3: one at a time, a sync of the leader and of a follower for each; 64 at a time, far fewer."""
     with cluster(tmp_path, traced="fdatasync") as processes, processes.client() as client:
@@ -93,6 +97,26 @@ def test_a_node_listens_where_it_was_told_to_and_nowhere_else(tmp_path: Path) ->
         processes.whole()
         base = processes.plan.base_port
         assert _listening(processes.pid("n1")) == {("127.0.0.1", base + 1), ("127.0.0.1", base + 11)}
+
+
+def test_a_trace_says_where_each_life_of_the_node_begins(tmp_path: Path) -> None:
+    """Shape 3: with the term, the vote and the index that its disk says; no life begins with less than was synced."""
+    trace = tmp_path / "trace"
+    with cluster(tmp_path / "nodes", nodes=1, flags={"trace": str(trace)}) as processes:
+        for life in range(2):
+            if life:
+                processes.kill_all()
+                processes.start("n1")
+            processes.leader()
+            with processes.client() as client:
+                client.create_queue(f"queue-{life}")
+    told = [json.loads(line) for line in trace.read_text().splitlines()]
+    begins = [at for at, line in enumerate(told) if line["kind"] == "started"]
+    assert begins[0] == 0 and len(begins) == 2
+    assert {told[at]["node"] for at in begins} == {"n1"}
+    before = [line for line in told[: begins[1]] if line["kind"] == "synced"]
+    again = told[begins[1]]
+    assert before and again["durable"] >= before[-1]["durable"] and again["term"] >= before[-1]["term"]
 
 
 def _syncs(processes: Processes) -> dict[str, int]:

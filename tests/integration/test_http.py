@@ -98,6 +98,12 @@ def body_of(answer: bytes) -> bytes:
     return body
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """`serving` ends a test that waits in vain."""
+    while not holds():
+        await trio.sleep(0.005)  # between two looks
+
+
 # Asked as it should be
 
 
@@ -217,10 +223,14 @@ async def test_one_who_drips_is_told_to_hurry_however_often_something_comes() ->
 
 async def test_one_who_takes_no_answer_is_hung_up() -> None:
     page = "a 1\n" * 5_000_000  # more than the kernel takes for one who does not read
-    async with serving(HttpLimits(response_s=0.1), metrics=lambda: page) as site, await site.connect() as stream:
-        await stream.send_all(b"GET /metrics HTTP/1.0\r\n\r\n")
-        await trio.sleep(0.5)
-        assert 0 < len(await read_all(stream)) < len(page)
+    async with serving(HttpLimits(response_s=0.1), metrics=lambda: page) as site:
+        await trio.testing.wait_all_tasks_blocked()  # it listens
+        idle = trio.lowlevel.current_statistics().tasks_living  # and one more for each connection
+        async with await site.connect() as stream:
+            await stream.send_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+            await until(lambda: site.answered != [])
+            await until(lambda: trio.lowlevel.current_statistics().tasks_living == idle)
+            assert 0 < len(await read_all(stream)) < len(page)
         assert code_of(await site.send(GET)) == 200
 
 

@@ -87,6 +87,15 @@ class Traffic:
             with self._cluster.wire(name) as wire:
                 told.append(wire.ask(wire.inquiry(query, stale=True, min_index=index)).reply)
         assert told[0] == told[1] == told[2]
+        until(self._states_compared, "all nodes at one index, with their digests")
+
+    def _states_compared(self) -> bool:
+        """Whether all are at one index now; their whole states are the same then."""
+        pages = [self._cluster.status_of(name) for name in self._cluster.plan.names]
+        if len({page["applied"] for page in pages}) > 1:
+            return False  # an entry was on its way between two of the pages
+        assert len({page["digest"] for page in pages}) == 1, pages
+        return True
 
     def _check_messages(self, client: Client) -> None:
         """None lost, none doubled, none that nobody sent (P1, P3)."""

@@ -32,6 +32,7 @@ HEALTHY = NodeStatus(
     leader="n1",
     leader_address="10.0.0.1:7401",
     applied=90,
+    digest="0f" * 32,
     committed=90,
     durable=90,
     last=90,

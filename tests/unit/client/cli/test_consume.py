@@ -199,14 +199,19 @@ def test_an_interrupted_follow_hands_back_what_it_keeps(queue: Cli) -> None:
 
 def test_a_lease_that_comes_after_the_interrupt_is_handed_back_too(queue: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the request is under way: its answer is waited for, else nobody would know of the lease."""
-    ask = Client.lease
+    ask, release, interrupted = Client.lease, consume._Consumer.release, threading.Event()
 
     def slow(self: Client, *args: Any, **options: Any) -> blocking.Lease:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        time.sleep(0.1)
+        assert interrupted.wait(20)
         return ask(self, *args, **options)
 
+    def ending(self: consume._Consumer) -> None:
+        interrupted.set()
+        release(self)
+
     monkeypatch.setattr(Client, "lease", slow)
+    monkeypatch.setattr(consume._Consumer, "release", ending)
     assert queue.ok("consume", "q", "--follow").out == ""
     assert queue.server.brain.count(Release) == 1
     assert counters(queue) == (3, 0, 0)
