@@ -82,6 +82,7 @@ class Waiting:
             failed=None,
             disk_free_bytes=shutil.disk_usage(config.data).free,
             refusing_produce=False,
+            digest="",
         )
 
     def render_metrics(self) -> str:
