@@ -285,8 +285,8 @@ class Replica:
     def withdraw(self, token: Token) -> None:
         """Nobody waits for this one any more, but its outcome is wanted: a Lease that is parked has not happened."""
         envelope = self._asked.get(token)
-        happens = token in self.batcher or any(delivery.token == token for delivery in self._deliveries)
-        if envelope is not None and isinstance(envelope.command, Lease) and not happens:
+        granted = any(delivery.token == token for delivery in self._deliveries)
+        if not granted and envelope is not None and isinstance(envelope.command, Lease) and token not in self.batcher:
             self.waiters.cancel(token)
             self._finish(token, Withdrawn())
 

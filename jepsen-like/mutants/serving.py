@@ -73,4 +73,12 @@ SERVING_MUTANTS = (
         new="",
         tests=(_READING + "test_what_follows_in_the_log_waits_for_the_messages_of_the_leases_before_it",),
     ),
+    Mutant(
+        name="a-lease-that-is-not-read-yet-is-said-to-be-withdrawn",
+        rule="L7",
+        file="cluster/replica.py",
+        old="        if not granted and envelope is not None",
+        new="        if envelope is not None",
+        tests=(_READING + "test_a_lease_that_was_granted_and_not_read_yet_cannot_be_withdrawn",),
+    ),
 )
