@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,9 +74,8 @@ def test_two_repaired_nodes_that_lost_what_they_confirmed_say_what_they_wait_for
             _damage_and_repair(tmp_path / name, b"two", state_is_gone=True)
         processes.start_all()
         for name in damaged:
-            code, page = until(lambda name=name: _page(processes, name), f"{name} answers")  # type: ignore[misc]
-            reasons = {each["reason"]: each for each in json.loads(page)["reasons"]}
-            assert code == 503 and reasons["repaired"]["promised"] >= last and "no_leader" in reasons
+            reasons = until(lambda name=name: _reasons(processes, name), f"{name} says what it waits for")  # type: ignore[misc]
+            assert reasons["repaired"]["promised"] >= last and "no_leader" in reasons
             until(lambda name=name: "event=promise_open" in processes.log_of(name), "it says so")  # type: ignore[misc]
         assert {processes.status_of(name)["leader"] for name in processes.plan.names} == {None}
 
@@ -146,8 +146,11 @@ def _damage_and_repair(data: Path, payload: bytes, *, state_is_gone: bool = Fals
     assert repair(data) == 0
 
 
-def _page(processes: Processes, name: str) -> tuple[int, str] | None:
+def _reasons(processes: Processes, name: str) -> dict[str, dict[str, Any]] | None:
+    """Why a repaired node is not ready; nothing while it is not yet up."""
     try:
-        return processes.page(name, "/readyz")
+        code, page = processes.page(name, "/readyz")
     except OSError:
         return None
+    reasons = {each["reason"]: each for each in json.loads(page).get("reasons", [])}
+    return reasons if code == 503 and "repaired" in reasons else None

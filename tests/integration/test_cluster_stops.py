@@ -102,7 +102,7 @@ def test_a_node_whose_snapshot_would_fill_the_disk_goes_on_without_it(tmp_path: 
     flags = {"disk_reserve_bytes": str(reserve)}
     with (
         _small_disk(tmp_path / "n1", 48 * MIB),
-        cluster(tmp_path, nodes=1, flags=flags, snapshot_log_bytes=16 * MIB) as processes,
+        cluster(tmp_path, nodes=1, flags=flags, snapshot_log_bytes=12 * MIB) as processes,
         processes.client() as client,
     ):
         client.create_queue("orders")
