@@ -107,7 +107,7 @@ def test_a_node_whose_snapshot_would_fill_the_disk_goes_on_without_it(tmp_path: 
     ):
         client.create_queue("orders")
         ballast = tmp_path / "n1" / "ballast"
-        ballast.write_bytes(bytes(12 * MIB))  # at 12 MiB of log there is no room for 9 of state and the reserve
+        ballast.write_bytes(bytes(14 * MIB))  # at 12 MiB of log there is no room for 9 of state and the reserve
         for _ in range(10):
             client.produce("orders", [bytes(900_000)])
         client.create_queue("flow")
