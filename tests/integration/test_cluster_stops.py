@@ -111,7 +111,8 @@ def test_a_node_whose_snapshot_would_fill_the_disk_goes_on_without_it(tmp_path: 
         for _ in range(10):
             client.produce("orders", [bytes(900_000)])
         client.create_queue("flow")
-        refused = until(lambda: _flow(client, processes), "snapshot_failed")
+        with processes.client(timeout_ms=1_000) as flowing:  # messages are refused before the snapshot is, or after it
+            refused = until(lambda: _flow(flowing, processes), "snapshot_failed")
         assert refused.count("event=snapshot_failed error=NoRoom") == 1 and "Make room in" in refused
         assert client.stats("orders").tail_version == 10
         lease = client.lease("orders")
@@ -164,10 +165,12 @@ def test_a_node_whose_state_is_another_than_that_of_the_majority_stops_and_is_ma
 
 def _flow(client: Client, processes: Processes) -> str | None:
     """A message that comes and goes; the log, once a snapshot was refused."""
+    told = processes.log_of("n1")
+    if "event=snapshot_failed" in told:
+        return told
     client.produce("flow", [bytes(500_000)])
     client.purge_queue("flow")
-    told = processes.log_of("n1")
-    return told if "event=snapshot_failed" in told else None
+    return None
 
 
 def _flip_everywhere(path: Path, payload: bytes) -> None:
