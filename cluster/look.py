@@ -115,8 +115,9 @@ class Look:
             self.room = groups.ready(queue, group)
             if policy.max_in_flight is not None:
                 self.room = min(self.room, policy.max_in_flight - group.in_flight)
-            # Over the cap of L5 only some of what is ready may go: one Lease at a time finds out.
-            self.room = min(self.room, 1) if over is not None else self.room
+            # Over the cap of L5 only some of what is ready may go, and while gaps are taken over only some of it is
+            # stored: one Lease at a time finds out.
+            self.room = min(self.room, 1) if over is not None or group.gaps_to else self.room
 
     def _expires_unfolded(self, queue: QueueRow, group: GroupRow, version: int) -> bool:
         """Whether the TTL of this version is due and not folded: a Touch will come, and then the next may be seen."""

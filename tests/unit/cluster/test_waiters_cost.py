@@ -85,6 +85,17 @@ def busiest(node: Counted, parked: int, **asked: Any) -> int:
     return dearest
 
 
+def test_beside_gaps_that_are_not_counted_yet_one_lease_at_a_time_finds_out() -> None:
+    """L7: more seems to be ready than is stored, and whoever is proposed for that gets an empty answer too soon."""
+    node = leader(100_000)
+    node.machine.do(SetLimits(changes=(("reap_rows", 1),)))
+    with_gaps(node, FEW)
+    assert versions(take(node, FEW - 1)) == list(range(1, 2 * FEW - 2, 2))
+    for number in range(3):
+        node.park(number, connection=str(number))
+    assert [isinstance(action, Propose) for action in node.step()] == [True]
+
+
 @pytest.mark.parametrize("fill", [with_open_leases, with_gaps])
 @pytest.mark.parametrize("holes", [5, 100_000])
 def test_a_step_costs_the_same_whatever_a_purge_or_a_seek_has_left_to_do(fill: Any, holes: int) -> None:
