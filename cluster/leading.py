@@ -154,6 +154,10 @@ class Leading:
             progress.received(received)
         if reply.success:
             self._matched(peer, progress, received, reply.epoch)
+        elif progress.wants_snapshot and reply.epoch == progress.epoch and received:
+            # It has the snapshot, and counts as no copy yet: a repaired node, whose promise reaches further.
+            progress.wants_snapshot = False
+            library.set_next_index(peer, received + 1)
         progress.barrier = max(progress.barrier, reply.barrier)
         self._send_more(peer)
 

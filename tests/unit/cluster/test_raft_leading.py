@@ -9,7 +9,7 @@ from holdfast.client.protocol.limits import U63_MAX
 from holdfast.cluster import membership
 from holdfast.cluster.consensus import BATCH
 from holdfast.cluster.events import BecameLeader, LostLeadership, Role, SnapshotNeeded
-from holdfast.cluster.journal import Journal
+from holdfast.cluster.journal import Journal, Promise
 from holdfast.cluster.leading import Window
 from holdfast.cluster.messages import ENTRY_BYTES, AppendEntries, AppendReply, SnapshotHead
 from tests.simulation.scripted import NOTHING, log, scripted
@@ -265,6 +265,28 @@ def test_a_peer_behind_the_log_is_sent_a_snapshot_and_goes_on_behind_it() -> Non
         script.sync("b")
         script.exchange("a", "b")
         assert b.journal.last == a.journal.last
+
+
+def test_a_repaired_node_gets_the_log_behind_a_snapshot_that_does_not_reach_its_promise() -> None:
+    """It counts as no copy yet, and comes to count by what follows."""
+    bases = {"a": (30, 1), "c": (30, 1)}
+    with scripted({"a": log((1, 10)), "b": NOTHING, "c": log((1, 10))}, bases=bases) as script:
+        a, b = script["a"], script["b"]
+        b.journal.promise = Promise(index=38, term=1)
+        script.lead("a", "c")
+        script.exchange("a", "b")
+        [needed] = [event for event in a.take_events() if isinstance(event, SnapshotNeeded)]
+        head = SnapshotHead(a.term, 35, 1, needed.epoch, 0, 1, bytes(32), membership.encode(a.configuration))
+        assert b.accepts_snapshot("a", head)
+        b.snapshot_installed("a", head)
+        script.sync("b")
+        script.give(script.take("b", "a"))
+        assert a.match["b"] == 0
+        for _ in range(3):
+            script.exchange("a", "b")
+            script.beat("a")
+        assert b.journal.last == a.match["b"] == a.journal.last
+        assert b.journal.promise is None
 
 
 def test_a_snapshot_that_came_too_late_is_followed_by_another() -> None:
