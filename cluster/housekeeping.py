@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from holdfast.client.protocol.errors import BodyDamaged, InvariantBroken, Unavailable
+from holdfast.client.protocol.errors import BodyDamaged, InvariantBroken, StateBroken, Unavailable
 from holdfast.cluster.config import Config
 from holdfast.cluster.descriptors import is_shortage
 from holdfast.cluster.leading import Clock
@@ -129,7 +129,12 @@ class Housekeeping:
         if free < needed:
             raise NoRoom(needed=needed, free=free, folder=str(self._data))
         began_s, covered_bytes = self._clock(), self._unsaved_bytes
-        reached = await trio.to_thread.run_sync(self._state.snapshot)
+        try:
+            reached = await trio.to_thread.run_sync(self._state.snapshot)
+        except StateBroken as error:
+            if self._replica.damage is None:
+                raise
+            raise StateBusy("damage was found meanwhile, and the node ends for that") from error
         took_ms = int((self._clock() - began_s) * 1_000)
         newest = self._state.newest_snapshot()
         size_bytes = newest[0].stat().st_size if newest is not None else 0

@@ -218,6 +218,20 @@ def test_no_snapshot_is_tried_of_a_state_that_is_known_to_be_damaged(house: Hous
     assert house.snapshots == []
 
 
+def test_damage_that_is_found_while_a_snapshot_is_taken_ends_the_node_and_not_the_snapshot_does(house: House) -> None:
+    """The node hands over first, and says why it ends: not that there is no snapshot of what is damaged."""
+
+    def found(_: Path) -> int:
+        house.replica.damage = BodyDamaged(queue_id=1, version=1)
+        house.state.mark_damaged()
+        return PLENTY
+
+    house.keeping.logged(1 << 30)
+    house.keeping._free = found
+    trio.run(house.keeping.save_if_due)
+    assert house.snapshots == [] and house.told("snapshot_failed") == 0
+
+
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
