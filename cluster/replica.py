@@ -525,8 +525,8 @@ class Replica:
             formed = self._form(now_ms)
         if self._stepping:
             return
-        if not formed and (reap or self.time.touch_due(now_ms, self._lease_open(now_ms))):
-            self._form(now_ms, even_empty=True)
+        wanted = not formed and (reap or self.time.touch_due(now_ms, self._lease_open(now_ms)))
+        if wanted and self._form(now_ms, even_empty=True):
             self._reap_at_ms = None  # until the fold says that there is more
 
     def _go_on_to_compare(self, undecided: Undecided, now_ms: int) -> None:

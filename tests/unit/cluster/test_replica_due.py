@@ -11,7 +11,7 @@ from holdfast.client.protocol.replies import GroupStats
 from holdfast.client.protocol.values import QueueId, QueueSettings
 from holdfast.cluster.batcher import Bounds
 from holdfast.cluster.messages import AppendEntries
-from holdfast.cluster.replica import REAP_EVERY_MS
+from holdfast.cluster.replica import HAND_OVER_MS, REAP_EVERY_MS
 from holdfast.cluster.waiters import REFRESH_ROWS
 from holdfast.storage.tables import Table
 from tests.support.machine import produce
@@ -56,6 +56,22 @@ def test_what_only_takes_room_leaves_the_disk_to_others_between_entries(single: 
     assert left and node.raft.journal.last == before
     cluster.run(40 * REAP_EVERY_MS / 1_000)
     assert rows(node, Table.REAP) == 0
+
+
+def test_what_is_left_to_do_goes_on_after_a_hand_over_that_failed() -> None:
+    """G5: nobody asks for anything, and the entry that was due meanwhile could not be formed."""
+    with nodes("a", "b", "c") as (cluster, leader):
+        leader.do(c.SetLimits(changes=(("reap_rows", 2),)))
+        for _ in range(20):
+            leader.do(produce(1, b"x"))
+        target = next(node for node in cluster.nodes.values() if node is not leader)
+        target.silent = True
+        leader.do(c.DeleteQueue(queue_id=Q))
+        assert leader.replica.hand_over(target.name)
+        cluster.run(HAND_OVER_MS / 1_000 + 0.1)
+        assert not leader.replica.handing_over and rows(leader, Table.REAP)
+        cluster.run(40 * REAP_EVERY_MS / 1_000)
+        assert rows(leader, Table.REAP) == 0
 
 
 def test_a_new_leader_of_many_queues_turns_again_until_its_timers_are_set(single: tuple[Nodes, Node]) -> None:
