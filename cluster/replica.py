@@ -710,6 +710,8 @@ class Replica:
         for read in token.reads:
             if isinstance(outcome, Overloaded):
                 self._finish(read.token, outcome)  # without its Touch it would not be current
+            elif not self._serving or not isinstance(outcome, Answer):
+                self._finish(read.token, self._not_here())
             else:
                 self._reads.append(replace(read, touched=read.came_ms <= token.at_ms))
 

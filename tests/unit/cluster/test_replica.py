@@ -796,6 +796,26 @@ def test_what_is_in_the_log_when_the_states_differ_is_not_vouched_for(three: tup
     assert isinstance(leader.outcomes["late"], errors.LeaderChanged)
 
 
+def test_a_read_whose_touch_is_folded_when_the_states_differ_is_not_answered(three: tuple[Nodes, Node]) -> None:
+    """Q1: it is past its barrier and waits for the log alone."""
+    cluster, leader = three
+    wrong, away = (node for node in cluster.nodes.values() if node is not leader)
+    away.silent = True
+    cluster.loses = lambda message: isinstance(message, StateDigest)
+    to_the_next_comparison(cluster, leader)
+    leader.do(produce(Q, MessageParts(b"x", delay_ms=500), client_id="other", first_seq=1))
+    cluster.run(0.6)
+    leader.disk_hangs = True
+    leader.read("read")
+    cluster.run()
+    assert leader.entries()[-1] == [c.Touch(queue_id=Q)]
+    place = leader.replica.state.reached.index // comparing.EVERY * comparing.EVERY
+    leader.replica.deliver(wrong.name, StateDigest(place, bytes(DIGEST_BYTES)))
+    leader.disk_hangs = False
+    cluster.run()
+    assert isinstance(leader.outcomes["read"], NoLeader)
+
+
 def test_a_node_that_came_past_the_place_by_a_snapshot_decides_at_the_next(three: tuple[Nodes, Node]) -> None:
     cluster, leader = three
     wrong, away = (node for node in cluster.nodes.values() if node is not leader)
