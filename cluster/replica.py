@@ -465,7 +465,8 @@ class Replica:
 
     @property
     def _may_begin(self) -> bool:
-        ready = not self._is_doubtful and self.state.reached.term == self.raft.term
+        """Also after a doubt that is over: what was on its way then must be folded first, as in a new leadership."""
+        ready = not self._is_doubtful and self.state.reached.term == self.raft.term and not self.batcher.in_doubt
         return not self._serving and self.leads and ready
 
     def _begin_serving(self, view: View) -> None:

@@ -816,6 +816,31 @@ def test_a_read_whose_touch_is_folded_when_the_states_differ_is_not_answered(thr
     assert isinstance(leader.outcomes["read"], NoLeader)
 
 
+def test_who_waits_when_a_doubt_is_over_is_not_proposed_for_what_is_still_on_its_way(
+    three: tuple[Nodes, Node],
+) -> None:
+    """L7: a lease from before the doubt takes what seems to be there."""
+    cluster, leader = three
+    wrong, away = (node for node in cluster.nodes.values() if node is not leader)
+    away.silent = True
+    cluster.loses = lambda message: isinstance(message, StateDigest)
+    quiet = leader.do(c.CreateQueue(name="quiet")).queue_id
+    leader.do(produce(quiet, b"x", client_id="other", first_seq=1))
+    to_the_next_comparison(cluster, leader)
+    leader.disk_hangs = True
+    leader.ask("first", c.Lease(queue_id=quiet, group="default", max_messages=1))
+    cluster.run()
+    place = leader.replica.state.reached.index // comparing.EVERY * comparing.EVERY
+    [(_, right)] = [each for each in leader.replica._comparing.own if each[0] == place]
+    leader.replica.deliver(wrong.name, StateDigest(place, bytes(DIGEST_BYTES)))
+    leader.replica.deliver(wrong.name, StateDigest(place, right))
+    leader.ask("second", c.Lease(queue_id=quiet, group="default", max_messages=1, wait_ms=60_000), session=2)
+    cluster.run()
+    leader.disk_hangs = False
+    cluster.run(0.1)
+    assert leader.reply("first").grants and "second" not in leader.outcomes
+
+
 def test_a_node_that_came_past_the_place_by_a_snapshot_decides_at_the_next(three: tuple[Nodes, Node]) -> None:
     cluster, leader = three
     wrong, away = (node for node in cluster.nodes.values() if node is not leader)
