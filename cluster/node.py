@@ -232,11 +232,13 @@ class Node:
             raise
         finally:
             self._writer.stop()
-            if clean and self._failure is None:
-                self._state.close()
-            else:
-                self._state.abandon()
-            self._segments.close()
+            try:
+                if clean and self._failure is None:
+                    self._state.close()
+                else:
+                    self._state.abandon()
+            finally:
+                self._segments.close()
         if self._failure is not None:
             raise self._failure
         self.log.stopped(uptime_ms=self._wall_ms() - self._started_ms)

@@ -260,8 +260,10 @@ class NodeState:
 
         Waits for a `snapshot` that runs.
         """
-        self.store.sync()
-        self.store.close()
+        try:
+            self.store.sync()
+        finally:
+            self.store.close()
         if not self._damaged:
             (self._folder / MARK).unlink(missing_ok=True)
             _sync(self._folder)

@@ -14,7 +14,8 @@ from holdfast.cluster.journal import Journal
 from holdfast.cluster.journal_errors import JournalFailed
 from holdfast.cluster.segments import Segments
 from holdfast.cluster.state import DAMAGED, MARK
-from holdfast.storage.lmdb_store import DATA_FILE
+from holdfast.storage.lmdb_store import DATA_FILE, LmdbStore
+from holdfast.storage.store import StoreError
 from tests.support.processes import WAIT_S, cluster
 
 PAYLOAD = b"a payload that is found nowhere else: " + bytes(range(256))
@@ -84,6 +85,21 @@ def test_an_embedded_node_that_failed_leaves_nothing_open(tmp_path: Path, monkey
     assert node._failure is kept.value
     with Node(tmp_path / "data") as again, Client(again.address) as client:
         assert client.stats("orders").tail_version <= 1
+
+
+def test_an_embedded_node_whose_state_cannot_be_synced_at_its_end_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: LmdbStore) -> None:
+        raise StoreError("Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LmdbStore, "sync", fail)
+        with pytest.raises(StoreError) as kept, Node(tmp_path / "data") as node, Client(node.address) as client:
+            client.create_queue("orders")
+    with Node(tmp_path / "data") as again, Client(again.address) as client:
+        assert client.stats("orders").tail_version == 0
+    assert str(kept.value) == "Input/output error"
 
 
 def test_an_embedded_node_that_could_not_start_leaves_nothing_open(tmp_path: Path) -> None:
