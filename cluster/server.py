@@ -79,10 +79,12 @@ class Clients:
             slowest.end(_overloaded("all_unsent_bytes", limits.all_unsent_bytes))
             slowest = self._unsent.hold(slowest, 0)
 
-    def hold_unfinished(self, client: Client) -> None:
-        """The same for a frame of its that has begun."""
+    def hold_unfinished(self, client: Client, *, begun: bool) -> None:
+        """The same for a frame of its that has begun: just now, if it is another one than before."""
         if client.over:
             return
+        if begun:
+            self._unfinished.moved(client)
         oldest = self._unfinished.hold(client, client.core.unfinished_bytes)
         while oldest is not None:
             oldest.end(_overloaded("all_unfinished_bytes", self.limits.all_unfinished_bytes))

@@ -324,6 +324,19 @@ async def test_when_begun_frames_are_too_much_the_oldest_goes() -> None:
         assert not peers[1].over and not peers[2].over
 
 
+async def test_who_ends_a_frame_and_begins_the_next_is_not_the_oldest_any_more() -> None:
+    async with serving(ServerLimits(all_unfinished_bytes=100_000)) as desk:
+        begun = (60_000).to_bytes(4, "big") + bytes(4) + bytes(40_000)
+        header, body = codec.encode_message(Ping(1))
+        ping = b"".join(bytes(buffer) for buffer in write_frame(header, *body))
+        busy, slow, other = [await Peer(desk).welcomed() for _ in range(3)]
+        for peer, data in ((busy, ping[:3]), (slow, begun), (busy, ping[3:] + begun), (other, begun)):
+            peer.send_bytes(data)
+            await settled()
+        await slow.ended()
+        assert not busy.over and not other.over
+
+
 async def test_who_breaks_the_protocol_is_told_and_so_is_the_operator(mock_clock: trio.testing.MockClock) -> None:
     """Also a client that goes on sending: closed at once, it would be reset before it reads why."""
     async with serving() as desk:
