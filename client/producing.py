@@ -374,7 +374,9 @@ class Producing:
         self.high_water = max(self.high_water, request.last_seq)
         self._moved_turn = self._turn
         while self._window and self._window[0].confirmed:
-            self._confirmed.append(self._window.popleft().first_seq)
+            first_seq = self._window.popleft().first_seq
+            if self._durable:
+                self._confirmed.append(first_seq)
 
     def _refused_or_open(self, request: Numbered, error: HoldfastError, now_s: float) -> None:
         cause = error.__cause__ if isinstance(error.__cause__, HoldfastError) else error
@@ -461,6 +463,8 @@ class Producing:
             self._waiting_messages -= len(sending.parts)
             self._waiting_bytes -= sending.size_bytes
             self._drop(sending, NoLeader("no answer came in time to what was sent before; this was not sent"))
+        while self._waiting and self._waiting[0].told:  # it may be long until the next one is formed
+            self._waiting.popleft()
 
     def _lapse(self, request: Numbered, now_s: float) -> None:
         """Tell those whose time is over. While it is on its way for the first time, the client core will say more."""

@@ -422,6 +422,23 @@ def test_a_failure_that_nobody_waited_for_is_kept_for_the_flush() -> None:
     assert script.core.take_failure() is None
 
 
+def test_without_an_outbox_nothing_is_kept_of_what_is_confirmed() -> None:
+    script = Script()
+    for number in range(1, 10):
+        script.send(b"x")
+        script.answer(number, number)
+    assert script.core.settled and not script.core._confirmed
+
+
+def test_what_was_withdrawn_is_not_kept_while_nothing_can_be_formed() -> None:
+    """A cluster may be away for a day, and a request that may be written keeps its place for as long."""
+    script = Script(window=100)
+    script.send(b"1")
+    script.send(b"2")
+    script.pass_to(TIMEOUT_S + 0.1)
+    assert not script.core._waiting
+
+
 # The outbox ------------------------------------------------------------------------------------------------
 
 
