@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from holdfast.client.message import Message
-from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, again, ended_by, opening
+from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, ended_by, opening
 from holdfast.client.protocol.errors import BadValue, HoldfastError, OutcomeUnknown
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.values import QueueId
@@ -110,12 +110,7 @@ class Producer:
         with anyio.move_on_after(self._timeout_s):
             while not core.settled:
                 await self._changed.wait()
-        failure = core.take_failure()
-        core.check()
-        if not core.settled:
-            raise core.unsettled()
-        if failure is not None:
-            raise again(failure)
+        core.check_flushed()
 
     @property
     def epoch(self) -> int:
@@ -195,9 +190,7 @@ class Producer:
         with anyio.CancelScope(deadline=until_s):  # what a former process left goes first
             while not core.settled:
                 await self._changed.wait()
-        core.check()
-        if not core.settled:
-            raise core.unsettled()
+        core.check_settled()
 
     @property
     def _core(self) -> Producing:

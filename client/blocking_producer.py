@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, assert_never
 
 from holdfast.client.events import Outcome
 from holdfast.client.message import Message
-from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, again, ended_by, opening
+from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, ended_by, opening
 from holdfast.client.protocol.errors import HoldfastError, OutcomeUnknown
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.values import QueueId
@@ -95,12 +95,7 @@ class Producer:
         self._check_process()
         with self._changed:
             self._changed.wait_for(lambda: self._core.settled, self._timeout_s)
-            failure = self._core.take_failure()
-            self._core.check()
-            if not self._core.settled:
-                raise self._core.unsettled()
-            if failure is not None:
-                raise again(failure)
+            self._core.check_flushed()
 
     @property
     def epoch(self) -> int:
@@ -169,9 +164,7 @@ class Producer:
         self._advance()
         with self._changed:  # what a former process left goes first
             self._changed.wait_for(lambda: self._core.settled, max(until_s - time.monotonic(), 0.0))
-            self._core.check()
-            if not self._core.settled:
-                raise self._core.unsettled()
+            self._core.check_settled()
 
     def _shut(self) -> None:
         self._closed = True

@@ -281,12 +281,20 @@ class Producing:
             times.append(self._deadlines[0][0])
         return min(times, default=float("inf"))
 
-    def take_failure(self) -> HoldfastError | None:
-        """The first failure, since this was last asked, of messages that nobody waited for."""
-        failure, self._failure = self._failure, None
-        return failure
+    def check_settled(self) -> None:
+        """Raises what ended the producer, or that the window did not empty in time."""
+        self.check()
+        if not self.settled:
+            raise self._unsettled()
 
-    def unsettled(self) -> OutcomeUnknown:
+    def check_flushed(self) -> None:
+        """The same; then the first failure, since this last told one, of messages that nobody waited for."""
+        self.check_settled()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise again(failure)
+
+    def _unsettled(self) -> OutcomeUnknown:
         """What to say of a window that did not empty in time."""
         count = sum(request.columns.count for request in self._window if not request.confirmed)
         text = f"{count + self._waiting_messages} messages have no answer yet; the producer goes on asking"

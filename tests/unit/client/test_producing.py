@@ -418,8 +418,23 @@ def test_a_failure_that_nobody_waited_for_is_kept_for_the_flush() -> None:
     script.send(b"1", awaited=False)
     script.send(b"2")
     script.answer(1, FULL)
-    assert script.core.take_failure() == FULL
-    assert script.core.take_failure() is None
+    script.answer(2, 1)
+    with pytest.raises(QueueFull):
+        script.core.check_flushed()
+    script.core.check_flushed()
+
+
+def test_a_failure_outlives_a_flush_that_ran_out_of_time() -> None:
+    script = Script()
+    script.send(b"1", awaited=False)
+    script.answer(1, FULL)
+    script.send(b"2")
+    with pytest.raises(OutcomeUnknown):
+        script.core.check_flushed()
+    script.answer(2, 1)
+    with pytest.raises(QueueFull):
+        script.core.check_flushed()
+    script.core.check_flushed()
 
 
 def test_without_an_outbox_nothing_is_kept_of_what_is_confirmed() -> None:
