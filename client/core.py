@@ -391,6 +391,11 @@ class Core:
             pending.refusal = error
             pending.open -= 1
             self._set_back(pending, now_s)
+        elif isinstance(error, Overloaded) and pending.seq:
+            # Not done, and not remembered: an earlier attempt may still be done under this number, and is its answer.
+            pending.refusal = error
+            pending.open -= 1
+            self._set_back(pending, now_s, error.retry_after_ms / 1000)
         elif isinstance(error, RequestConflict) and pending.is_placeholder and pending.lease is not None:
             pending.what = pending.lease
             self._enqueue(pending)
@@ -405,11 +410,6 @@ class Core:
                 self._numbering = self._fresh_session()
             pending.forget_identity()
             self._set_back(pending, now_s)
-        elif isinstance(error, Overloaded) and pending.seq:
-            # The fold has said no under this number, and would say it again: nothing was done, so it gets a new one.
-            pending.refusal = error
-            pending.forget_identity()
-            self._set_back(pending, now_s, error.retry_after_ms / 1000)
         else:
             unknown = unresolved(pending, error) if error is not None else None
             self._finish(pending, unknown or answer)

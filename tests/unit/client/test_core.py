@@ -336,7 +336,7 @@ def test_an_answer_of_the_fold_is_the_outcome_whatever_came_before() -> None:
     assert script.finished[call] == Answer(Place(1, 0, 1), Failed(error))
 
 
-def test_what_the_fold_puts_off_is_asked_again_under_a_new_number() -> None:
+def test_what_the_fold_puts_off_is_asked_again_under_the_same_number() -> None:
     script = Script()
     call = script.call()
     script.open("a")
@@ -346,9 +346,20 @@ def test_what_the_fold_puts_off_is_asked_again_under_a_new_number() -> None:
     assert script.take("a") == []
     script.pass_to(0.2)
     again = script.request("a")
-    assert (again.session, again.request_seq, again.done_below) == (first.session, 2, 2)
+    assert identity(again) == identity(first)
     script.answer("a", again)
     assert isinstance(script.finished[call], Answer)
+
+
+def test_what_the_fold_puts_off_leaves_an_earlier_attempt_open() -> None:
+    """A2: The fold remembers no put-off, so what was sent before may still be done."""
+    script, call, first = interrupted_at("sent", timeout_s=0.04)
+    script.welcome("a")
+    again = script.request("a")
+    script.refuse("a", again, FULL)
+    script.now_s = 0.04
+    script.tell(Woken())
+    assert isinstance(script.finished[call], ConnectionLost)
 
 
 def test_a_full_window_on_the_other_side_is_tried_again_under_the_same_number() -> None:

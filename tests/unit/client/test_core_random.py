@@ -91,12 +91,10 @@ class Memory:
         for old in [old for old in replies if old < below[0]]:
             del replies[old]
         assert len(replies) < WINDOW, "the client asked for more than its window"
-        reply: Reply = Done()
         if self.put_off:
             self.put_off -= 1
-            reply = Failed(FULL)
-        else:
-            reply = self.do(request.command)
+            return Failed(FULL)  # which is not remembered
+        reply = self.do(request.command)
         replies[number] = (key, reply)
         return reply
 
