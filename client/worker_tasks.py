@@ -208,8 +208,10 @@ class Tasks:
         with self._working[turn][1]:
             try:
                 result = await begin()
-            except Exception as error:
-                note_failure(message, error)
+            except (Exception, anyio.get_cancelled_exc_class()) as error:
+                if isinstance(error, anyio.get_cancelled_exc_class()) and _is_cancelled():
+                    raise
+                note_failure(message, error)  # on asyncio also of something cancelled that the handler waited for
                 result = error
         self._end(turn, message, result)
 
@@ -230,3 +232,8 @@ class Tasks:
             async for _ in signals:
                 self._stop(within_s)
                 within_s = 0.0
+
+
+def _is_cancelled() -> bool:
+    """Whether a cancellation is meant for this task."""
+    return anyio.current_effective_deadline() == float("-inf")

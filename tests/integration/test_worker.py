@@ -1,5 +1,6 @@
 """Workers on a real node, on each shell: with threads, and with tasks on asyncio and on trio."""
 
+import asyncio
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -229,6 +230,24 @@ def test_a_lost_message_cancels_its_task(node: Node, client: Client, queue: Call
         client.seek(orders, to="latest")
         assert cancelled.wait(HELD_S)
     assert client.stats(orders).acked == 0
+
+
+def test_a_handler_that_waits_for_something_cancelled_fails_alone(
+    node: Node, client: Client, queue: Callable[..., str]
+) -> None:
+    """On asyncio that is a CancelledError in the handler, which nobody has sent to the worker."""
+    orders = queue(2, max_delivery_attempts=1)
+
+    async def handle(message: Received) -> None:
+        if message.version == 1:
+            other = asyncio.ensure_future(asyncio.sleep(HELD_S))
+            other.cancel()
+            await other
+
+    with running("asyncio", node.address, orders, handle, concurrency=1):
+        (dead,) = until(lambda: client.dead(orders), "it is dead")
+        acked(client, orders, 1)
+    assert (dead.version, dead.last_error) == (1, "CancelledError: ")
 
 
 def test_where_the_group_counts_begun_only_begun_work_costs_an_attempt(
