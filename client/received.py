@@ -1,5 +1,6 @@
 """A message as a handler gets it, and what a handler says by raising: shared by the shells of a worker."""
 
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from dataclasses import dataclass as mutable
 from dataclasses import field, fields
 from datetime import datetime, timedelta
@@ -77,6 +78,8 @@ def verdict_of(message: Received, result: object) -> Verdict:
             return Verdict("nack", delay_ms=delay_ms, not_before_ms=not_before_ms, error=_text(str(result)))
         case BaseException():
             return Verdict("nack", error=_text(f"{type(result).__name__}: {result}"))
+        case Coroutine() | Generator() | AsyncGenerator():
+            return Verdict("nack", error=f"the handler gave a {type(result).__name__}: nothing of it has run")
         case _:
             return ACK
 

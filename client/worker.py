@@ -5,6 +5,7 @@ they are tasks, plain functions run in threads, and `await worker.run()` is what
 """
 
 from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from holdfast.client.blocking import Client as BlockingClient
@@ -76,6 +77,8 @@ class Worker(Generic[R]):
         )
         self._shell: Any
         if isinstance(client, BlockingClient):
+            if iscoroutinefunction(handler):
+                raise BadValue(field="handler", problem="is a coroutine function; these need the async client")
             from holdfast.client.worker_threads import Threads
 
             self._shell = Threads(client, queue, handler, options, stop_timeout_ms / 1000, handle_signals)

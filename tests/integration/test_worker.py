@@ -419,6 +419,22 @@ def test_a_wrong_option_is_refused(client: Client, wrong: dict[str, Any]) -> Non
         Worker(client, "q", print, **wrong)
 
 
+def test_a_coroutine_function_needs_the_async_client(client: Client) -> None:
+    async def handle(message: Received) -> None: ...
+
+    with pytest.raises(BadValue, match="coroutine"):
+        Worker(client, "q", handle)
+
+
+def test_what_a_handler_only_made_and_did_not_run_is_not_acked(
+    node: Node, client: Client, queue: Callable[..., str], shell: str
+) -> None:
+    orders = queue(1, max_delivery_attempts=1)
+    with running(shell, node.address, orders, lambda message: (part for part in message.payload)):
+        (dead,) = until(lambda: client.dead(orders), "it is dead")
+    assert dead.last_error == "the handler gave a generator: nothing of it has run"
+
+
 # Done already -----------------------------------------------------------------------------------------
 
 
