@@ -490,7 +490,8 @@ class Consumer:
             return None
         if hand.is_due(anyio.current_time()):
             try:
-                hand.extended(await lease.extend(), anyio.current_time())
+                reply = await lease.extend(self._wanted.visibility_timeout_ms)
+                hand.extended(reply, anyio.current_time())
             except (LeaseExpired, LeaseNotFound):
                 hand.lost()
         message = hand.take()

@@ -473,7 +473,8 @@ class Consumer:
             return None
         if hand.is_due(time.monotonic()):
             try:
-                hand.extended(lease.extend(), time.monotonic())
+                reply = lease.extend(self._wanted.visibility_timeout_ms)
+                hand.extended(reply, time.monotonic())
             except (LeaseExpired, LeaseNotFound):
                 hand.lost()
         message = hand.take()

@@ -328,3 +328,19 @@ def test_a_refusal_is_no_retry(shell: Shell, server: ScriptedServer) -> None:
 
     run(shell, server.address, main)
     assert len(server.arrived) == 1
+
+
+def test_a_consumer_extends_by_the_timeout_that_it_asked_for(shell: Shell, server: ScriptedServer) -> None:
+    filled(server.address, b"1", b"2")
+
+    async def main(client: Any) -> None:
+        async with client.consume("q", visibility_timeout_ms=600_000) as messages:
+            async for _ in messages:
+                break
+            getattr(messages, "_inner", messages)._hand._extend_at_s = 0.0  # as if half of it were over
+            async for _ in messages:
+                break
+
+    run(shell, server.address, main)
+    asked = [request.command for request in server.arrived if isinstance(request, Request)]
+    assert [command.visibility_timeout_ms for command in asked if isinstance(command, Extend)] == [600_000]
