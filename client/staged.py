@@ -14,7 +14,7 @@ from holdfast.client.protocol import commands as c
 from holdfast.client.protocol import queries as q
 from holdfast.client.protocol import replies as r
 from holdfast.client.protocol.commands import Part
-from holdfast.client.protocol.errors import BadValue
+from holdfast.client.protocol.errors import BadValue, OutcomeUnknown, Unavailable
 from holdfast.client.protocol.values import Job, Stream, TxnId
 
 Txn = str | tuple[str, int] | TxnId  # a text names a job, app and number a transaction of a stream
@@ -49,7 +49,11 @@ def stage(
 def publish(names: Names, txn: Txn, parts: Iterable[Part], fence: str) -> Steps[Published]:
     answer = yield c.Publish(txn=txn_id(txn), parts=whole(parts), fence=fence)
     done = expect(r.Committed, answer)
-    return Published((yield from _by_name(names, done.versions)), done.replayed)
+    try:
+        return Published((yield from _by_name(names, done.versions)), done.replayed)
+    except Unavailable as error:
+        problem = "it was published, and what its queues are called was not answered in time"
+        raise OutcomeUnknown(f"{problem}; the same again is answered", problem=problem) from error
 
 
 def abort(txn: Txn, attempts: Iterable[str] | None) -> Steps[int]:

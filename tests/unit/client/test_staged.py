@@ -5,19 +5,22 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.client.blocking import Client
+from holdfast.client.calls import Names
 from holdfast.client.message import Message
 from holdfast.client.protocol.commands import Part, Publish, Stage
 from holdfast.client.protocol.errors import (
     BadValue,
     BatchTooLarge,
+    NoLeader,
     OutcomeUnknown,
     StageConflict,
     StagedMissing,
     TxnClosed,
     TxnFenced,
 )
-from holdfast.client.protocol.values import Stream
-from holdfast.client.staged import whole
+from holdfast.client.protocol.replies import Answer, Committed
+from holdfast.client.protocol.values import Place, Stream
+from holdfast.client.staged import publish, whole
 from tests.fakes.scripted_server import ScriptedServer
 
 
@@ -165,3 +168,12 @@ def test_a_forgotten_producer_may_use_its_numbers_again(client: Client) -> None:
     client.forget_producer("orders", "svc")
     again = client.produce("orders", [b"a"], client_id="svc", client_seq=1)
     assert (again.versions, again.replayed) == ([2], False)
+
+
+def test_a_publish_that_happened_is_never_said_not_to_have_happened() -> None:
+    """Who publishes what others have staged asks for the names of the queues, and may get no answer to that."""
+    steps = publish(Names(), "job", [Part(0, "0", 1, 1, 1)], "")
+    next(steps)
+    steps.send(Answer(Place(1, 0, 1), Committed(versions=((7, 1, 3),))))
+    with pytest.raises(OutcomeUnknown):
+        steps.throw(NoLeader())
