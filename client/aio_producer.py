@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from holdfast.client.message import Message
-from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, ended_by, opening
+from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, ended_by, opening, versions_of
 from holdfast.client.protocol.errors import BadValue, HoldfastError, OutcomeUnknown
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.values import QueueId
@@ -43,9 +43,13 @@ class Sent:
         return self._told.is_set()
 
     async def versions(self) -> range:
+        outcome = await self.outcome()
+        if isinstance(outcome, HoldfastError):
+            raise outcome
+        return outcome
+
+    async def outcome(self) -> range | HoldfastError:
         await self._told.wait()
-        if isinstance(self._outcome, HoldfastError):
-            raise self._outcome
         return self._outcome
 
     def tell(self, outcome: range | HoldfastError) -> None:
@@ -90,10 +94,15 @@ class Producer:
         shared = Message(b"", key, headers, delay_ms, not_before_ms, ttl_ms)
         until_s = anyio.current_time() + self._timeout_s
         portions = sendings_of(payloads, shared, min(REQUEST_MESSAGES, self._core.window))
-        sent = [await self._accept(sending, until_s) for sending in portions]
-        for each in sent:
-            await each._told.wait()
-        return [version for each in sent for version in await each.versions()]
+        sent: list[Sent] = []
+        refused: list[HoldfastError] = []
+        for sending in portions:
+            try:
+                sent.append(await self._accept(sending, until_s))
+            except HoldfastError as error:
+                refused.append(error)
+                break
+        return versions_of([*[await each.outcome() for each in sent], *refused])
 
     async def send_nowait(
         self, payload: bytes | Message, key: str | None = None, headers: Mapping[str, str] | None = None,

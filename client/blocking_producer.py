@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, assert_never
 
 from holdfast.client.events import Outcome
 from holdfast.client.message import Message
-from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, ended_by, opening
+from holdfast.client.producing import Ask, Do, ProducerForked, Producing, Save, Tell, ended_by, opening, versions_of
 from holdfast.client.protocol.errors import HoldfastError, OutcomeUnknown
 from holdfast.client.protocol.limits import NONCE_BYTES
 from holdfast.client.protocol.values import QueueId
@@ -74,12 +74,17 @@ class Producer:
         shared = Message(b"", key, headers, delay_ms, not_before_ms, ttl_ms)
         until_s = time.monotonic() + self._timeout_s
         futures: list[Future[range]] = []
+        refused: list[HoldfastError] = []
         for sending in sendings_of(payloads, shared, min(REQUEST_MESSAGES, self._core.window)):
             future: Future[range] = Future()
-            self._accept(sending, until_s, None, future)
+            try:
+                self._accept(sending, until_s, None, future)
+            except HoldfastError as error:
+                refused.append(error)
+                break
             futures.append(future)
         wait(futures)
-        return [version for future in futures for version in future.result()]
+        return versions_of([*map(_outcome, futures), *refused])
 
     def send_nowait(
         self, payload: bytes | Message, key: str | None = None, headers: Mapping[str, str] | None = None,
@@ -294,6 +299,13 @@ class Producer:
     def _alarmed(self) -> None:
         self._alarm_s = float("inf")
         self._advance()
+
+
+def _outcome(future: "Future[range]") -> range | HoldfastError:
+    error = future.exception()
+    if error is not None and not isinstance(error, HoldfastError):
+        raise error
+    return error or future.result()
 
 
 def _settle(future: "Future[T]", outcome: T | HoldfastError) -> None:

@@ -518,6 +518,19 @@ def opening(
     return queue_id, expect(ProducerOpened, (yield command)), left
 
 
+def versions_of(outcomes: Sequence[range | HoldfastError]) -> list[int]:
+    """What a call has come to whose messages went in portions: no error says "no" while another portion is written."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, HoldfastError)]
+    if not errors:
+        return [version for versions in outcomes if isinstance(versions, range) for version in versions]
+    first = errors[0]
+    if first.happened == "maybe" or (len(errors) == len(outcomes) and all(e.happened == "no" for e in errors)):
+        raise first
+    written = sum(len(versions) for versions in outcomes if isinstance(versions, range))
+    text = f"{written} of these messages are written, others not or perhaps: {first.message}"
+    raise OutcomeUnknown(text, problem="it is done in part") from first
+
+
 def ended_by(error: BaseException) -> HoldfastError:
     """Why the client under a producer asks nothing more, as callers are told."""
     if isinstance(error, HoldfastError):

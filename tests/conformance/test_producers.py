@@ -17,6 +17,7 @@ from holdfast.client.protocol.errors import (
     Indeterminate,
     MessageTooLarge,
     NoLeader,
+    OutcomeUnknown,
     ProducerFenced,
     QueueFull,
     QueueNotFound,
@@ -294,3 +295,15 @@ def test_a_cancelled_block_ends_its_producer(backend: str, server: ScriptedServe
         assert scope.cancelled_caught
 
     anyio.run(main, backend=backend)
+
+
+def test_a_call_that_is_written_in_part_is_not_said_not_to_have_happened(shell: Shell, server: ScriptedServer) -> None:
+    async def main(client: Any) -> None:
+        await client.create_queue("small", max_backlog_messages=3)
+        async with client.producer("small", client_id="svc", window=2) as producer:
+            with pytest.raises(OutcomeUnknown, match="2 of these messages are written") as caught:
+                await producer.send_many([b"1", b"2", b"3", b"4"])
+            assert isinstance(caught.value.__cause__, QueueFull)
+        assert (await client.stats("small")).produced == 2
+
+    run(shell, server.address, main)
