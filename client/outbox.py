@@ -182,12 +182,14 @@ def _let_go(path: str, lock: int) -> None:
 # Forks -----------------------------------------------------------------------------------------------------
 
 _open: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
+_forking = Lock()  # one thread at a time: `_at_fork` is what it holds
 _at_fork: list[Outbox] = []
 _left_behind: list[Outbox] = []  # in a child: kept for ever, so that the parent's file is not closed a second time
 
 
 def _before_fork() -> None:
     """Nobody forks in the middle of a commit: the child would have half of it."""
+    _forking.acquire()
     _at_fork[:] = list(_open)
     for outbox in _at_fork:
         outbox._saving.acquire()
@@ -197,11 +199,13 @@ def _after_fork_in_parent() -> None:
     for outbox in _at_fork:
         outbox._saving.release()
     _at_fork.clear()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
-    global _held_lock
+    global _held_lock, _forking
     _left_behind.extend(_at_fork)
+    _forking = Lock()
     _held_lock = Lock()
     _held.clear()  # the parent holds them, and the system says so to who asks
 

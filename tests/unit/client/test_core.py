@@ -353,7 +353,7 @@ def test_what_the_fold_puts_off_is_asked_again_under_the_same_number() -> None:
 
 def test_what_the_fold_puts_off_leaves_an_earlier_attempt_open() -> None:
     """A2: The fold remembers no put-off, so what was sent before may still be done."""
-    script, call, first = interrupted_at("sent", timeout_s=0.04)
+    script, call, _ = interrupted_at("sent", timeout_s=0.04)
     script.welcome("a")
     again = script.request("a")
     script.refuse("a", again, FULL)

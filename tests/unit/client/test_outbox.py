@@ -5,9 +5,11 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from holdfast.client import outbox as module
 from holdfast.client.message import Message, pack
 from holdfast.client.outbox import Outbox, OutboxFailed, OutboxInUse, OutboxMismatch
 from holdfast.client.protocol.values import QueueId
@@ -147,4 +149,24 @@ def test_every_commit_is_synced(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "o")
     modes = [outbox._file.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
     assert modes == ["wal", 2]  # FULL
+    outbox.close()
+
+
+def test_threads_that_fork_at_the_same_time_leave_the_outbox_usable(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "o")
+    outbox._saving.acquire()  # as in the middle of a commit
+
+    def fork() -> None:
+        module._before_fork()
+        module._after_fork_in_parent()
+
+    forking = [Thread(target=fork, daemon=True) for _ in range(8)]
+    for thread in forking:
+        thread.start()
+    outbox._saving.release()
+    for thread in forking:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert outbox._saving.acquire(blocking=False)
+    outbox._saving.release()
     outbox.close()
