@@ -185,6 +185,8 @@ class Core:
             opening.numbering, opening.silent = self._numbering, True
         if not self._numbered and not self._plain:
             return
+        if self._numbered and self._numbering.full:
+            self._take_back_what_waits()
         target = self._nodes.target
         link = self._nodes.links.get(target)
         if link is None:
@@ -199,6 +201,14 @@ class Core:
             pending.queued = False
             self._send(pending, target, link, now_s)
             self._forget_ended(heap)
+
+    def _take_back_what_waits(self) -> None:
+        """A long poll keeps its number for as long as it waits, and the window full: it is to wait under a new one."""
+        for pending in self._calls.values():
+            if pending.numbering is self._numbering and pending.waits and not pending.taken_back:
+                pending.taken_back = True
+                for address, request_id in pending.at.items():
+                    self._nodes.write(address, Withdraw(request_id))
 
     def _forget_ended(self, heap: list[CallId]) -> None:
         """Calls that ended while they waited; those behind the first are met later."""
@@ -256,6 +266,7 @@ class Core:
             return
         link.sent[request_id] = pending.call
         pending.at[address] = request_id
+        pending.taken_back = False
         pending.open += 1
         pending.asked_s = now_s
         self._search.expect_answer(now_s)
@@ -446,6 +457,8 @@ class Core:
                 pending.refusal = error
                 self._set_back(pending, now_s, retry_after_ms / 1000)
             case Withdrawn():
+                if not pending.may_have_happened:
+                    pending.wait_on(now_s)
                 self._enqueue(pending)  # an earlier attempt may have happened
             case Unavailable():
                 pending.refusal = error

@@ -4,7 +4,7 @@ An attempt is *open* from the moment it is written until something shows that it
 connection shows nothing. Whether a call may have happened is therefore a count, not a guess (A2).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from holdfast.client.events import Address, CallId
@@ -90,6 +90,7 @@ class Pending:
     refusal: HoldfastError | None = None  # what a node said last
     silent: bool = False  # nobody waits for it: the core asked it itself, or its caller has gone
     unwanted: bool = False  # its caller has gone
+    taken_back: bool = False  # it is withdrawn, to be asked again
     lease: Lease | None = None  # an unwanted one, while `what` is but its placeholder
 
     @property
@@ -123,8 +124,20 @@ class Pending:
         return self.lease is not None and self.what is not self.lease
 
     @property
+    def waits(self) -> bool:
+        """Whether it may be parked, and if so can be asked again as another request."""
+        parks = isinstance(self.what, Lease) and self.what.wait_ms > 0 and not self.unwanted
+        return parks and len(self.at) == self.open == 1
+
+    @property
     def undoes_a_lease(self) -> bool:
         return self.silent and (self.lease is not None or isinstance(self.what, Release))
+
+    def wait_on(self, now_s: float) -> None:
+        """It was taken back and has not happened: another request, for what is left of its wait."""
+        if isinstance(self.what, Lease):
+            self.what = replace(self.what, wait_ms=max(self.what.wait_ms - int((now_s - self.asked_s) * 1000), 1))
+        self.forget_identity()
 
     def forget_identity(self) -> None:
         """The fold said that nothing was done under it: the next attempt is a first one."""

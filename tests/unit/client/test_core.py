@@ -40,6 +40,7 @@ from holdfast.client.protocol.errors import (
     SessionExpired,
     SessionWindowFull,
     VersionUnsupported,
+    Withdrawn,
 )
 from holdfast.client.protocol.frames import FrameReader, write_frame
 from holdfast.client.protocol.messages import (
@@ -55,12 +56,14 @@ from holdfast.client.protocol.messages import (
     Request,
     Unusable,
     Welcome,
+    Withdraw,
 )
 from holdfast.client.protocol.queries import ListQueues, Query
 from holdfast.client.protocol.replies import Answer, Done, Failed, QueuesListed, Reply
 from holdfast.client.protocol.values import Place, QueueId
 
 CHANGE = DeleteQueue(queue_id=QueueId(1))
+LEASE = Lease(queue_id=QueueId(1), group="g", max_messages=9, wait_ms=20_000)
 FULL = Overloaded(limit_name="x", limit=1, retry_after_ms=50)
 
 
@@ -388,6 +391,32 @@ def test_the_window_bounds_what_is_in_flight_and_done_below_moves_with_answers()
     kinds = [type(script.finished[call]) for call in calls]
     assert kinds[0] is Answer and kinds[2] is OutcomeUnknown
     assert kinds[258:] == [Overloaded] * 42  # never sent
+
+
+def test_a_long_poll_does_not_keep_the_window_full() -> None:
+    """Its number is the oldest for as long as it waits: it waits on under a new one, for the rest of its time."""
+    script = Script()
+    poll = script.call(LEASE, timeout_s=60.0)
+    script.open("a")
+    lease = script.request("a", Lease)
+    script.pass_to(0.2)
+    calls = [script.call() for _ in range(300)]
+    *sent, withdrawal = script.take("a")
+    assert len(sent) == 255 and withdrawal == Withdraw(lease.request_id)
+    script.decline("a", lease, Withdrawn())
+    again, *rest = [frame for frame in script.take("a") if isinstance(frame, Request)]
+    assert isinstance(again.command, Lease) and again.command.wait_ms == 19_800
+    assert (again.request_seq, again.done_below, rest) == (257, 2, [])
+    for request in sent:
+        assert isinstance(request, Request)
+        script.answer("a", request)
+    rest = [frame for frame in script.take("a") if isinstance(frame, Request)]
+    assert len(rest) == 45
+    for request in rest:
+        script.answer("a", request)
+    assert sorted(script.finished) == sorted(calls)
+    script.answer("a", again)
+    assert poll in script.finished
 
 
 def test_calls_are_resent_in_their_order() -> None:
