@@ -28,8 +28,8 @@ CLIENT_MUTANTS = (
         name="a-parked-lease-is-not-withdrawn",
         rule="L7",
         file="client/core.py",
-        old="                self._nodes.write(address, Withdraw(request_id))",
-        new="                pass",
+        old="                self._nodes.write(address, Withdraw(request_id))\n            if not",
+        new="                pass\n            if not",
         tests=(UNWANTED,),
     ),
     Mutant(
