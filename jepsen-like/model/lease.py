@@ -95,7 +95,7 @@ def _take(state: State, queue: Queue, group: Group, command: Lease, room: int | 
     spent: list[int] = []
     size_bytes = 0
     for version in group.in_state("ready"):
-        if len(taken) == most or version > last:
+        if len(taken) == most or size_bytes > command.max_bytes or version > last:
             break
         if group.lives[version].attempts >= limit:
             spent.append(version)
