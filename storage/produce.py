@@ -47,7 +47,8 @@ def numbered(state: State, queue: QueueRow, command: Produce) -> Produced:
             return Produced(first_version=Version(known[3]), count=count, replayed=True)
         if command.epoch < producer.epoch:
             raise ProducerFenced(epoch=producer.epoch, high_water=producer.high_water)
-        if command.epoch > producer.epoch:
+        # Numbers that were given out before the row began: what was written under them is forgotten (P5).
+        if command.epoch > producer.epoch or 0 < command.numbering_epoch < producer.born:
             raise ProducerUnknown(client_id=client)
         if first_seq <= producer.high_water:
             raise IdempotencyConflict(high_water=producer.high_water, different_body=known is not None)
@@ -102,11 +103,14 @@ def open_producer(state: State, queue: QueueRow, command: OpenProducer) -> Produ
         raise ReservedName(kind="client_id", name=command.client_id)
     producer = known_producer(state, queue, command.client_id)
     if producer is None or not producer.epoch or producer.nonce != command.nonce:
+        is_new = producer is None
         if producer is None:
             _check_place(state, queue, command.client_id)
             producer = _new_producer(state, queue, command.client_id)
         generation = state.meta.generation << GENERATION_SHIFT
         producer.epoch = queue.last_epoch = max(queue.last_epoch, generation) + 1
+        if is_new:
+            producer.born = producer.epoch
         state.touch_queue(queue)
         producer.nonce = command.nonce
     producer.last_use = state.time_ms

@@ -537,7 +537,7 @@ def unpack_meta(data: bytes) -> Meta:
 
 # Producers and sessions -----------------------------------------------------------------------------------
 
-_PRODUCER = struct.Struct(">QQQ16sH")
+_PRODUCER = struct.Struct(">QQQQ16sH")
 _REMEMBERED = struct.Struct(">QQIQ16s")
 
 Remembered = tuple[int, int, int, int, bytes]  # numbering epoch, first number, count, first version, content hash
@@ -548,18 +548,19 @@ class ProducerRow:
     epoch: int = 0
     high_water: int = 0
     last_use: int = 0
+    born: int = 0  # the epoch in which it was first opened; 0 where it wrote before anybody opened it
     nonce: bytes = bytes(16)
     window: list[Remembered] = field(default_factory=list)
 
     def pack(self) -> bytes:
-        head = _PRODUCER.pack(self.epoch, self.high_water, self.last_use, self.nonce, len(self.window))
+        head = _PRODUCER.pack(self.epoch, self.high_water, self.last_use, self.born, self.nonce, len(self.window))
         return head + b"".join([_REMEMBERED.pack(*item) for item in self.window])
 
 
 def unpack_producer(data: bytes) -> ProducerRow:
-    epoch, high_water, last_use, nonce, _ = _PRODUCER.unpack_from(data)
+    epoch, high_water, last_use, born, nonce, _ = _PRODUCER.unpack_from(data)
     window = list(_REMEMBERED.iter_unpack(data[_PRODUCER.size :]))
-    return ProducerRow(epoch, high_water, last_use, nonce, window)
+    return ProducerRow(epoch, high_water, last_use, born, nonce, window)
 
 
 _SESSION = struct.Struct(">QQQHHH")

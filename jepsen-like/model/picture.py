@@ -8,7 +8,7 @@ A queue is
     batches           list of (first, last, due_ms, expires_ms, live) of stored batches
     messages          version -> (generation, enqueued_ms, client_id, client_seq, payload, key, headers)
     groups            name -> group, in order of creation
-    producers         client_id -> {epoch, high_water, last_use_ms, window}; the window is a list of
+    producers         client_id -> {epoch, high_water, last_use_ms, first_epoch, window}; the window is a list of
                       (numbering_epoch, first_seq, n, first_version)
     last_epoch, readers: name -> (version, reported_ms), history: list of HistoryRow
 
@@ -96,6 +96,7 @@ def queue(state: State, queue: Queue) -> dict[str, Any]:
                 "epoch": producer.epoch,
                 "high_water": producer.high_water,
                 "last_use_ms": producer.last_use_ms,
+                "first_epoch": producer.first_epoch,
                 "window": [
                     (known.numbering_epoch, known.first_seq, known.count, known.first_version)
                     for known in producer.window

@@ -159,6 +159,9 @@ def _check_epoch(state: State, producer: Producer | None, command: Produce) -> N
     if producer is not None and command.epoch < producer.epoch:
         state.fire("P4.fenced")
         raise ProducerFenced(epoch=producer.epoch, high_water=producer.high_water)
+    if producer is not None and 0 < command.numbering_epoch < producer.first_epoch:
+        state.fire("P5.forgotten_numbers")
+        raise ProducerUnknown(client_id=command.client_id)
 
 
 def _check_numbers(state: State, producer: Producer | None, command: Produce) -> None:
@@ -225,7 +228,8 @@ def check_producers(state: State, queue: Queue, client_id: str) -> None:
 def open_producer(state: State, command: OpenProducer) -> ProducerOpened:
     queue = state.queue(command.queue_id)
     _refuse_reserved(state, command.client_id)
-    producer = find_producer(state, queue, command.client_id)
+    known = find_producer(state, queue, command.client_id)
+    producer = known
     if producer is None:
         check_producers(state, queue, command.client_id)
         producer = queue.producers[command.client_id] = Producer(epoch=0, high_water=0, last_use_ms=0)
@@ -236,6 +240,8 @@ def open_producer(state: State, command: OpenProducer) -> ProducerOpened:
         state.fire("P4.open")
         producer.nonce = command.nonce
         producer.epoch = queue.last_epoch = max(queue.last_epoch, state.generation << GENERATION_SHIFT) + 1
+        if known is None:
+            producer.first_epoch = producer.epoch
     return ProducerOpened(epoch=producer.epoch, high_water=producer.high_water)
 
 

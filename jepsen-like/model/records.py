@@ -214,6 +214,7 @@ class Producer:
     epoch: int
     high_water: int
     last_use_ms: int
+    first_epoch: int = 0  # with which it came to be; 0 where a produce made it
     nonce: bytes | None = None
     window: list[RememberedProduce] = field(default_factory=list)
 

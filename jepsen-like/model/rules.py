@@ -42,6 +42,7 @@ RULES: tuple[str, ...] = (
     "P5.forget",
     "P5.session",
     "P5.unknown",
+    "P5.forgotten_numbers",
     "P6.cancel",
     "P6.delay",
     "P6.not_found",

@@ -146,4 +146,12 @@ PRODUCE_MUTANTS = (
         new="producer.epoch = max(producer.epoch, generation) + 1",
         tests=(PRODUCE,),
     ),
+    Mutant(
+        name="an-outbox-is-written-again-after-its-producer-was-forgotten",
+        rule="P5",
+        file="storage/produce.py",
+        old=" or 0 < command.numbering_epoch < producer.born:",
+        new=":",
+        tests=(PRODUCE,),
+    ),
 )

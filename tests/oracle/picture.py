@@ -164,6 +164,7 @@ def _producers(view: View, queue: QueueRow) -> Picture:
                 "epoch": row.epoch,
                 "high_water": row.high_water,
                 "last_use_ms": row.last_use,
+                "first_epoch": row.born,
                 "window": [item[:4] for item in row.window],
             }
     return found

@@ -495,7 +495,7 @@ class Generator:
             *messages,
             client_id=client if rng.random() < 0.99 else "moved/1",
             epoch=max(epoch + rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 1)), 0),
-            numbering_epoch=epoch,
+            numbering_epoch=max(epoch - rng.choice((0,) * 9 + (1,)), 0),  # an outbox has numbers of former epochs
             first_seq=first,
             after_seq=rng.choice((None, None, None, high, high, high, high, high + 1)),
             done_below=rng.choice((None, None, 1, first, max(high - 2, 1))),

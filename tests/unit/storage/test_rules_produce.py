@@ -416,6 +416,18 @@ def test_an_administrator_can_forget_a_producer() -> None:
     assert forget == refused(ProducerUnknown(client_id="shop"))
 
 
+def test_an_outbox_that_outlived_its_producer_writes_nothing_a_second_time() -> None:
+    """P5: what was written under its numbers is forgotten, so they are refused, in the epoch that it opened anew."""
+    machine = queue_with()
+    open_producer(machine, 1)
+    assert send(machine, 1, b"a", epoch=1, numbering_epoch=1) == wrote(1)
+    machine.do(ForgetProducer(queue_id=Q, client_id="shop"))
+    assert open_producer(machine, 2) == ProducerOpened(epoch=2, high_water=0)
+    unknown = refused(ProducerUnknown(client_id="shop"))
+    assert send(machine, 1, b"a", epoch=2, numbering_epoch=1) == unknown
+    assert send(machine, 1, b"b", epoch=2, numbering_epoch=2) == wrote(2)
+
+
 def test_a_produce_without_client_id_leaves_no_producer() -> None:
     """P5: it is numbered under its session, and its messages say which."""
     machine = queue_with(b"a", b"b")
