@@ -257,8 +257,8 @@ TOGETHER_MUTANTS = (
         name="explain-takes-an-auto-acked-lease-for-an-open-one",
         rule="E1",
         file="storage/explain.py",
-        old="view.txn.scan(Table.LEASE, k1(group.hold), k1(group.hold + 1))",
-        new="view.txn.scan(Table.LEASE, k1(group.g), k1(group.hold + 1))",
+        old="view.txn.first(Table.LEASE_DUE, k1(group.hold), k1(group.hold + 1))",
+        new="view.txn.first(Table.LEASE_DUE, k1(group.g), k1(group.hold + 1))",
         tests=(ASK,),
     ),
     Mutant(

@@ -248,6 +248,22 @@ def test_new_messages_are_leased_and_acked_before_a_purge_is_done() -> None:
     assert (machine.stats().holes, machine.stored()) == (0, 0)
 
 
+def test_what_is_leased_stays_stored_when_another_group_settles_it_before_a_purge_is_done() -> None:
+    """G5, G3: until its lease is sorted in, nobody can tell that this group still needs it."""
+    machine = Watched(6, groups=("default", "other"))
+    machine.checked = True
+    for _ in range(6):
+        machine.take()
+    theirs = machine.do(Lease(queue_id=Q, group="other", max_messages=6))
+    assert isinstance(theirs, Leased)
+    purge = PurgeQueue(queue_id=Q, group="default")
+    machine.together(purge, AckBatch(queue_id=Q, group="other", ranges=((theirs.lease_id, 1, 6),)))
+    assert machine.stored() == 6
+    machine.finish()
+    machine.nack(6, 6, 6, delay_ms=0)
+    assert [(grant.first, grant.last) for grant in machine.take(100).grants] == [(6, 6)]
+
+
 def test_one_lease_of_many_ranges_is_sorted_in_range_by_range() -> None:
     """G5, S1: what is settled of it in between is settled once, before or after its turn."""
     machine = Watched(13)
